@@ -1,0 +1,1 @@
+"""Media behind the KV-store interface: one module per medium."""

@@ -1,0 +1,62 @@
+"""The `emu` command: finds a verb's module by its name and turns our errors into one line."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from emu.errors import EmuError
+
+VERBS = {
+    "up": "bring a testbed up",
+    "status": "show the testbeds and what is left of them",
+    "exec": "run a command on a host of a testbed",
+    "env": "print the environment that a testbed's programs get",
+    "logs": "show what a host's processes wrote",
+    "down": "take a testbed down",
+    "doctor": "say what this machine can do, what is missing, and what that costs",
+    "run": "run the SAC path for real, every token and KV byte checked",
+    "trace": "generate and inspect request traces",
+    "bench": "time the data path, as ratios",
+}
+
+
+class VerbGroup(click.Group):
+    """Loads emu/cli/<verb>.py on first use, so that `emu status` never imports torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order of the help page."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb's click command, None for a verb that is not ours."""
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"emu.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing their modules."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(
+    cls=VerbGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="sac-emu", prog_name="emu")
+def cli() -> None:
+    """Emulate CXL and RDMA memory pools for KV caches."""
+
+
+def main() -> None:
+    """Entry point: an EmuError is one line and exit 1; usage errors are click's, exit 2."""
+    try:
+        cli.main(prog_name="emu")
+    except EmuError as error:
+        click.echo(f"emu: {error}", err=True)
+        sys.exit(1)

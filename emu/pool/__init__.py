@@ -1,0 +1,1 @@
+"""The pool on one device: who holds which blocks."""

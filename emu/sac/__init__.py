@@ -1,0 +1,1 @@
+"""The SAC path: prefill, publish, per-layer sparse reads, write-back."""

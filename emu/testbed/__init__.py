@@ -1,0 +1,1 @@
+"""Testbeds: described, planned, made, recorded, undone."""

@@ -1,0 +1,1 @@
+"""Model time: profiles, links, clocks."""
