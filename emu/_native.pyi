@@ -125,3 +125,36 @@ def page_nodes(
     page_bytes: int,
     nodes: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
 ) -> int: ...
+
+class HotBuffer:
+    def __init__(self, num_layers: int, max_requests: int, slots: int, top_k: int) -> None: ...
+    def admit(self, request_index: int, resident_tokens: int) -> None: ...
+    def release(self, request_index: int) -> None: ...
+    def resolve(
+        self,
+        layer: int,
+        requests: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        tokens: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        newest: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        locs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")],
+        miss_tokens: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")
+        ],
+        miss_slots: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")
+        ],
+    ) -> int: ...
+    def slot_tokens(self, layer: int, request_index: int) -> list[int]: ...
+    def order(self, layer: int, request_index: int) -> list[int]: ...
+    @property
+    def hits(self) -> int: ...
+    @property
+    def misses(self) -> int: ...
+    @property
+    def evictions(self) -> int: ...
