@@ -211,7 +211,9 @@ class Directory:
         (raw,) = db.execute(
             "SELECT hashes FROM requests WHERE generation = ?", (entry.generation,)
         ).fetchone()
-        full = min(len(raw) // size, min(num_tokens, entry.prompt_tokens) // self._layout.block_tokens)
+        full = min(
+            len(raw) // size, min(num_tokens, entry.prompt_tokens) // self._layout.block_tokens
+        )
         db.executemany(
             "UPDATE OR IGNORE blocks SET hash = ? WHERE block = ? AND hash IS NULL",
             ((raw[i * size : (i + 1) * size], entry.blocks[i]) for i in range(full)),

@@ -25,6 +25,7 @@ from emu.sac.weights import random_weights
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from emu.layout import KVLayout
     from emu.sac.chunked_prefill import PrefillState
     from emu.sac.codec import KVDtype, Rows
     from emu.sac.config import ModelConfig
@@ -88,6 +89,11 @@ class DsaModel:
         self._head_weight_scale = float(config.index_dim**-0.5 * config.index_heads**-0.5)
         exponents = torch.arange(0, config.rope_dim, 2, dtype=torch.float32) / config.rope_dim
         self._inverse_frequencies = 1.0 / (config.rope_theta**exponents)
+
+    @property
+    def layout(self) -> KVLayout:
+        """How its rows lie in a pool."""
+        return self.config.layout(self.kv_dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [n] to f32 [n, hidden]."""
