@@ -10,30 +10,24 @@ from __future__ import annotations
 import argparse
 import ctypes
 import fcntl
-import json
 import mmap
 import os
-import selectors
 import signal
 import socket
 import stat
 import sys
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backends.host_memory import require_free
-from emu import _native
+from backends.node_server import MAX_SOCKET_PATH_BYTES, MemoryNode, NodeMemory
 from emu.errors import EmuError, UserError
 from emu.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-PACKET_BYTES = 65536
-MAX_SOCKET_PATH_BYTES = 107  # sun_path, without its terminating zero
-_MAX_FDS = 3
 _PR_SET_PDEATHSIG = 1
 
 
@@ -56,16 +50,6 @@ class NodeOptions:
     parent_pid: int = -1
 
 
-@dataclass(slots=True)
-class NodeMemory:
-    """The node's bytes: a memfd, allocated and sealed, and what is known of its place."""
-
-    fd: int
-    size_bytes: int
-    numa_bound: bool
-    numa_reason: str
-
-
 def allocate(size_bytes: int, numa_node: int | None) -> NodeMemory:
     """Make the node's memory, every page of it.
 
@@ -83,7 +67,7 @@ def allocate(size_bytes: int, numa_node: int | None) -> NodeMemory:
     bound, reason = (False, "") if numa_node is None else _bind(fd, size_bytes, numa_node)
     os.posix_fallocate(fd, 0, size_bytes)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    return NodeMemory(fd, size_bytes, bound, reason)
+    return NodeMemory(fd, size_bytes, numa_node, bound, reason)
 
 
 def _bind(fd: int, size_bytes: int, numa_node: int) -> tuple[bool, str]:
@@ -148,184 +132,6 @@ def _remove_dead(path: Path) -> None:
     raise UserError(f"a memory node listens at {path} already", remedy="use it, or stop it first")
 
 
-@dataclass(slots=True)
-class _Client:
-    """One connection, and its queue pair once it has asked for one."""
-
-    connection: socket.socket
-    responder: _native.Responder | None = None
-    lkeys: set[int] = field(default_factory=set)
-
-    def close(self) -> None:
-        if self.responder is not None:
-            self.responder.close()
-        self.responder = None
-        self.connection.close()
-
-
-class MemoryNode:
-    """Serves the control plane in one thread, by readiness; the queue pairs have native threads."""
-
-    def __init__(self, options: NodeOptions) -> None:
-        self._options = options
-        self._memory = allocate(options.size_bytes, options.numa_node)
-        self._native_memory = _native.NodeMemory(self._memory.fd, options.size_bytes)
-        self._ending = False
-        self._wake = _wake_on_signals(self._end)
-        self._listener = listen(options.socket)
-        self._inode = options.socket.stat().st_ino
-        self._selector = selectors.DefaultSelector()
-        self._clients: dict[int, _Client] = {}
-
-    def serve(self) -> None:
-        """Serve until SIGTERM or SIGINT, or until the parent's pipe ends; then remove the socket."""
-        self._selector.register(self._wake, selectors.EVENT_READ, lambda: self._wake.recv(64))
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        if self._options.parent_fd >= 0:
-            self._selector.register(
-                self._options.parent_fd, selectors.EVENT_READ, self._parent_readable
-            )
-        try:
-            print("ready", flush=True)  # noqa: T201 - the starter waits for this line
-            while not self._ending:
-                for key, _ in self._selector.select():
-                    key.data()
-        finally:
-            self._close()
-
-    def _end(self, *_: object) -> None:
-        self._ending = True
-
-    def _parent_readable(self) -> None:
-        if not os.read(self._options.parent_fd, 64):
-            self._ending = True
-
-    def _close(self) -> None:
-        for client in list(self._clients.values()):
-            client.close()
-        self._listener.close()
-        path = self._options.socket
-        with suppress(FileNotFoundError):
-            if path.stat().st_ino == self._inode:
-                path.unlink()
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # the client went away again, or no descriptor is left: serve the others
-            return
-        connection.setblocking(False)
-        client = _Client(connection)
-        self._clients[connection.fileno()] = client
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._serve_client(client))
-
-    def _drop(self, client: _Client) -> None:
-        del self._clients[client.connection.fileno()]
-        self._selector.unregister(client.connection)
-        client.close()
-
-    def _serve_client(self, client: _Client) -> None:
-        try:
-            raw, fds, _, _ = socket.recv_fds(
-                client.connection, PACKET_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC
-            )
-        except BlockingIOError:
-            return
-        except OSError:
-            self._drop(client)
-            return
-        if not raw:
-            self._drop(client)
-            return
-        try:
-            reply = self._answer(client, raw, fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        try:
-            client.connection.send(json.dumps(reply).encode())
-        except OSError:  # it left, or does not read its answers
-            self._drop(client)
-
-    def _answer(self, client: _Client, raw: bytes, fds: Sequence[int]) -> dict[str, Any]:
-        handlers: dict[str, Callable[[_Client, dict[str, Any], Sequence[int]], dict[str, Any]]] = {
-            "describe": self._describe,
-            "connect": self._connect,
-            "register": self._register,
-            "deregister": self._deregister,
-            "expose": self._expose,
-        }
-        try:
-            message = json.loads(raw)
-            return {"ok": True} | handlers[message["op"]](client, message, fds)
-        except (KeyError, TypeError, ValueError, IndexError, OSError, MemoryError, RuntimeError) as error:
-            # Another process's mistake must not end the node.
-            return {"ok": False, "error": f"{type(error).__name__}: {error}"}
-
-    def _describe(
-        self, client: _Client, message: dict[str, Any], fds: Sequence[int]
-    ) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "memory_fd": self._memory.fd,
-            "size_bytes": self._memory.size_bytes,
-            "numa_node": self._options.numa_node,
-            "numa_bound": self._memory.numa_bound,
-            "numa_reason": self._memory.numa_reason,
-            "queue_pairs": sum(c.responder is not None for c in self._clients.values()),
-        }
-
-    def _connect(
-        self, client: _Client, message: dict[str, Any], fds: Sequence[int]
-    ) -> dict[str, Any]:
-        if client.responder is not None:
-            raise ValueError("this connection has its queue pair already")
-        client.responder = _native.Responder(
-            self._native_memory, list(fds), message["send_queue_depth"], message["max_rd_atomic"]
-        )
-        return {"max_rd_atomic": client.responder.max_rd_atomic}
-
-    def _register(
-        self, client: _Client, message: dict[str, Any], fds: Sequence[int]
-    ) -> dict[str, Any]:
-        lkey = _responder(client).register_memory(fds[0], message["nbytes"], message["address"])
-        return {"lkey": lkey}
-
-    def _deregister(
-        self, client: _Client, message: dict[str, Any], fds: Sequence[int]
-    ) -> dict[str, Any]:
-        _responder(client).deregister_memory(message["lkey"])
-        return {}
-
-    def _expose(
-        self, client: _Client, message: dict[str, Any], fds: Sequence[int]
-    ) -> dict[str, Any]:
-        access = set(message["access"])
-        if not access <= {"remote_read", "remote_write"}:
-            raise ValueError(f"unknown access {sorted(access)}")
-        rkey = _responder(client).expose(
-            message["offset"], message["nbytes"], "remote_read" in access, "remote_write" in access
-        )
-        return {"rkey": rkey}
-
-
-def _wake_on_signals(handler: Callable[..., None]) -> socket.socket:
-    """Handle SIGTERM and SIGINT; the socket returned becomes readable, so that a selector wakes."""
-    readable, written = socket.socketpair()
-    for end in (readable, written):
-        end.setblocking(False)
-    signal.set_wakeup_fd(written.detach(), warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handler)
-    return readable
-
-
-def _responder(client: _Client) -> _native.Responder:
-    if client.responder is None:
-        raise ValueError("connect a queue pair first")
-    return client.responder
-
-
 def die_with_parent(parent_pid: int) -> None:
     """Be sent SIGTERM when the parent ends (strictly: the thread that started us).
 
@@ -355,6 +161,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> NodeOptions:
         help="end with the parent process (PID guards against one that has ended already)",
     )
     given = parser.parse_args(arguments)
+    if given.parent_fd >= 0 and not Path(f"/proc/self/fd/{given.parent_fd}").exists():
+        parser.error(f"--parent-fd {given.parent_fd} is not open")
     try:
         size_bytes = parse_size(given.size)
     except UserError as error:
@@ -370,11 +178,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.parent_pid >= 0:
             die_with_parent(options.parent_pid)
-        node = MemoryNode(options)
+        memory = allocate(options.size_bytes, options.numa_node)
+        node = MemoryNode(memory, options.parent_fd)  # handles signals from here on
+        listener = listen(options.socket)
     except EmuError as error:
         print(f"memory node: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    node.serve()
+    print("ready", flush=True)  # noqa: T201 - whoever started us waits for this line
+    node.serve(listener, options.socket)
     return 0
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.host_memory import require_free
-from backends.memory_node import MAX_SOCKET_PATH_BYTES, PACKET_BYTES
+from backends.node_server import MAX_SOCKET_PATH_BYTES, PACKET_BYTES
 from emu import _native
 from emu.errors import MediumError, UserError
 
@@ -52,7 +53,7 @@ class NodeConnection:
             self.queue_pair = _native.RingQueuePair(
                 options.send_queue_depth, options.max_rd_atomic, options.timeout_s
             )
-            self.facts = self._call("describe")
+            self.facts = self.describe()
             self.size_bytes: int = self.facts["size_bytes"]
             self._call(
                 "connect",
@@ -67,6 +68,8 @@ class NodeConnection:
 
     def close(self) -> None:
         """Leave the node; it forgets the queue pair and the registered memory. Twice is allowed."""
+        with suppress(OSError):  # closed already, or the node is gone
+            self._socket.shutdown(socket.SHUT_RDWR)  # the queue pair holds a duplicate
         self._socket.close()
 
     def register(self, nbytes: int) -> tuple[_native.RegisteredMemory, int]:
@@ -81,6 +84,14 @@ class NodeConnection:
         reply = self._call("register", [memory.fd], nbytes=nbytes, address=memory.address)
         memory.close_fd()
         return memory, reply["lkey"]
+
+    def describe(self) -> dict[str, Any]:
+        """What the node says of itself now.
+
+        Raises:
+            MediumError: it is gone.
+        """
+        return self._call("describe")
 
     def deregister(self, lkey: int) -> None:
         """Forget registered memory; work requests that name it fail from now on."""
@@ -119,39 +130,10 @@ class NodeConnection:
         )
 
 
-class Channel:
-    """Rows to and from a range of the node's memory: a connection with its requester.
-
-    Attributes:
-        connection: the node.
-        requester: moves rows.
-    """
-
-    def __init__(self, connection: NodeConnection, staging_bytes: int = 4 << 20) -> None:
-        self.connection = connection
-        self._memory: list[_native.RegisteredMemory] = []
-        staging, lkey = connection.register(staging_bytes)
-        self._memory.append(staging)
-        self.requester = _native.Requester(
-            connection.queue_pair,
-            connection.expose(0, connection.size_bytes),
-            staging.address,
-            staging_bytes,
-            lkey,
-        )
-
-    def buffer(self, nbytes: int) -> Rows:
-        """Registered memory, uint8 [nbytes], page-aligned."""
-        memory, lkey = self.connection.register(max(nbytes, 1))
-        self._memory.append(memory)
-        self.requester.add_memory(memory.address, max(nbytes, 1), lkey)
-        return memory.array()[:nbytes]
-
-
 def _connect(address: str, timeout_s: float) -> socket.socket:
     start = "start one: python -m backends.memory_node --socket PATH --size 256M"
     if not address:
-        raise UserError("an rdma store needs the path of a memory node's socket", remedy=start)
+        raise UserError("no memory node's socket was named", remedy=start)
     start = start.replace("PATH", address)
     if len(os.fsencode(address)) > MAX_SOCKET_PATH_BYTES:
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ class NodeProcess:
         self._lifeline = lifeline
         self.pid = process.pid
         self.socket_path = path
+        self._inode = path.stat().st_ino
         self.size_bytes = size
 
     def __enter__(self) -> Self:
@@ -60,6 +62,9 @@ class NodeProcess:
         os.close(self._lifeline)
         self._lifeline = -1
         _close_pipes(self._process)
+        with suppress(FileNotFoundError):  # a killed node leaves its socket
+            if self.socket_path.stat().st_ino == self._inode:
+                self.socket_path.unlink()
 
 
 def start_node(path: Path | str, size_bytes: int, *, numa_node: int | None = None) -> NodeProcess:

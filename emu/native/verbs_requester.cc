@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "row_tables.h"
-#include "verbs.h"
+#include "verbs_poster.h"
 
 using namespace nb::literals;
 
@@ -24,8 +24,6 @@ using Slots = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::
 using Starts = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-constexpr uint64_t kMaxRequestBytes = uint64_t{1} << 30;
-constexpr size_t kPostBatch = 64;  // work requests per doorbell
 // The head of the staging memory holds PACK's messages, the rest rows of arrays that are not registered.
 constexpr uint64_t kMessageBytes = uint64_t{256} << 10;
 constexpr size_t kMaxPackRows = (kMessageBytes - sizeof(PackMessage)) / sizeof(uint64_t);
@@ -35,12 +33,6 @@ void want(bool good, const char* what) {
 }
 
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
-
-// Registered memory of this process.
-struct Local {
-  uint64_t address, nbytes;
-  uint32_t lkey;
-};
 
 // One (component, layer) of the remote device.
 struct Region {
@@ -54,25 +46,12 @@ struct Region {
   }
 };
 
-// One row to move: where it lies remotely, and its row number in the caller's array.
-struct Row {
-  uint64_t remote;
-  uint64_t local;
-};
-
-struct Counters {
-  uint64_t work_requests = 0, reads = 0, writes = 0, packs = 0, completions = 0;
-};
-
 class Requester {
  public:
   Requester(QueuePair& queue_pair, uint32_t rkey, uint64_t staging_address, uint64_t staging_bytes, uint32_t lkey)
-      : queue_pair_(queue_pair),
-        rkey_(rkey),
+      : poster_(queue_pair, rkey),
         message_{staging_address, kMessageBytes, lkey},
-        bounce_{staging_address + kMessageBytes, staging_bytes - kMessageBytes, lkey},
-        batch_(kPostBatch),
-        signal_every_(queue_pair.send_queue_depth() / 2) {
+        bounce_{staging_address + kMessageBytes, staging_bytes - kMessageBytes, lkey} {
     want(staging_bytes > 2 * kMessageBytes, "the staging memory is too small");
   }
 
@@ -83,11 +62,12 @@ class Requester {
     resolve_reads(region, slots, tokens, out, out_rows);
     const auto width = static_cast<uint64_t>(region.row_bytes);
     if (const Local* local = find(out.data(), out.nbytes())) {
-      transfer(Opcode::kRead, rows_.data(), rows_.size(), {address_of(out.data()), out.nbytes(), local->lkey}, width);
+      const Local target{address_of(out.data()), out.nbytes(), local->lkey};
+      poster_.transfer(Opcode::kRead, rows_.data(), rows_.size(), target, width);
     } else {
       in_chunks(bounce_.nbytes / width, [&](Row* rows, size_t count) {
         number_rows(rows, count);
-        transfer(Opcode::kRead, rows, count, bounce_, width);
+        poster_.transfer(Opcode::kRead, rows, count, bounce_, width);
         copy_out(count, out.data(), width);
       });
     }
@@ -104,12 +84,12 @@ class Requester {
     for (size_t i = 1; i < rows_.size() && in_order; ++i) in_order = rows_[i].local == rows_[i - 1].local + 1;
     if (local && in_order) {
       in_chunks(kMaxPackRows, [&](Row* rows, size_t count) {
-        pack(rows, count, {address_of(out.data()) + rows[0].local * width, count * width, local->lkey}, width);
+        pack_chunk(rows, count, {address_of(out.data()) + rows[0].local * width, count * width, local->lkey}, width);
       });
     } else {
       in_chunks(std::min<uint64_t>(kMaxPackRows, bounce_.nbytes / width), [&](Row* rows, size_t count) {
         number_rows(rows, count);
-        pack(rows, count, bounce_, width);
+        pack_chunk(rows, count, bounce_, width);
         copy_out(count, out.data(), width);
       });
     }
@@ -120,12 +100,13 @@ class Requester {
     resolve_writes(region, slots, start, data);
     const auto width = static_cast<uint64_t>(region.row_bytes);
     if (const Local* local = find(data.data(), data.nbytes())) {
-      transfer(Opcode::kWrite, rows_.data(), rows_.size(), {address_of(data.data()), data.nbytes(), local->lkey}, width);
+      const Local source{address_of(data.data()), data.nbytes(), local->lkey};
+      poster_.transfer(Opcode::kWrite, rows_.data(), rows_.size(), source, width);
     } else {
       in_chunks(bounce_.nbytes / width, [&](Row* rows, size_t count) {
         std::memcpy(pointer(bounce_), data.data() + rows[0].local * width, count * width);
         number_rows(rows, count);
-        transfer(Opcode::kWrite, rows, count, bounce_, width);
+        poster_.transfer(Opcode::kWrite, rows, count, bounce_, width);
       });
     }
     advance_lengths(region, slots, start, static_cast<int64_t>(data.shape(1)));
@@ -136,7 +117,7 @@ class Requester {
     for (uint64_t done = 0; done < out.size();) {
       const uint64_t nbytes = std::min(out.size() - done, bounce_.nbytes);
       const Row row{offset + done, 0};
-      transfer(Opcode::kRead, &row, 1, bounce_, nbytes);
+      poster_.transfer(Opcode::kRead, &row, 1, bounce_, nbytes);
       std::memcpy(out.data() + done, pointer(bounce_), nbytes);
       done += nbytes;
     }
@@ -147,16 +128,13 @@ class Requester {
       const uint64_t nbytes = std::min(data.size() - done, bounce_.nbytes);
       const Row row{offset + done, 0};
       std::memcpy(pointer(bounce_), data.data() + done, nbytes);
-      transfer(Opcode::kWrite, &row, 1, bounce_, nbytes);
+      poster_.transfer(Opcode::kWrite, &row, 1, bounce_, nbytes);
       done += nbytes;
     }
   }
 
-  const Counters& counters() const { return counters_; }
-  void reset_counters() {
-    counters_ = {};
-    queue_pair_.reset_max_outstanding_reads();
-  }
+  const Counters& counters() const { return poster_.counters(); }
+  void reset_counters() { poster_.reset_counters(); }
 
  private:
   static uint8_t* pointer(const Local& local) { return reinterpret_cast<uint8_t*>(local.address); }
@@ -194,12 +172,12 @@ class Requester {
   // Refuses a gap, a shared token, and more than was reserved, before anything is posted.
   void resolve_writes(const Region& region, const Slots& slots, const Starts& start, const InRows& data) {
     region.check();
-    const size_t batch = slots.shape(0);
+    const auto batch = static_cast<int64_t>(slots.shape(0));
     const auto n = static_cast<int64_t>(data.shape(1));
-    want(start.shape(0) == batch && data.shape(0) == batch, "slots, start and rows differ in length");
+    want(start.shape(0) == slots.shape(0) && data.shape(0) == slots.shape(0), "slots, start and rows differ in length");
     want(static_cast<int64_t>(data.shape(2)) == region.row_bytes, "rows are not row_bytes wide");
     rows_.clear();
-    for (size_t b = 0; b < batch; ++b) {
+    for (int64_t b = 0; b < batch; ++b) {
       const int64_t slot = slots.data()[b], first = start.data()[b];
       const RequestTable& request = region.tables.at(slot);
       const int64_t length = request.lengths[static_cast<size_t>(region.number)];
@@ -208,7 +186,8 @@ class Requester {
       if (first + n > capacity) throw TokenFault(slot, capacity, length);
       for (int64_t i = 0; i < n; ++i) {
         const int64_t row = region.tables.row(request, first + i);
-        rows_.push_back({static_cast<uint64_t>(region.offset + row * region.row_bytes), b * data.shape(1) + static_cast<uint64_t>(i)});
+        const auto remote = static_cast<uint64_t>(region.offset + row * region.row_bytes);
+        rows_.push_back({remote, static_cast<uint64_t>(b * n + i)});
       }
     }
   }
@@ -240,123 +219,21 @@ class Requester {
     for (size_t i = 0; i < count; ++i) std::memcpy(out + targets_[i] * width, pointer(bounce_) + i * width, width);
   }
 
-  // One work request per remote-contiguous run; rows that are neighbours locally too share a scatter entry.
-  void transfer(Opcode opcode, const Row* rows, size_t count, const Local& local, uint64_t width) {
-    guarded([&] {
-      WorkRequest* run = nullptr;
-      uint64_t run_bytes = 0;
-      for (size_t i = 0; i < count; ++i) {
-        const uint64_t address = local.address + rows[i].local * width;
-        const bool joins = run && rows[i].remote == run->remote_offset + run_bytes && run_bytes + width <= kMaxRequestBytes;
-        Sge* last = joins ? &run->sge[run->num_sge - 1] : nullptr;
-        if (last && last->address + last->length == address) {
-          last->length += static_cast<uint32_t>(width);
-        } else {
-          if (!joins || run->num_sge == kMaxSge) {
-            run = &next_request(opcode, rows[i].remote);
-            run_bytes = 0;
-          }
-          run->sge[run->num_sge++] = {address, static_cast<uint32_t>(width), local.lkey};
-        }
-        run_bytes += width;
-      }
-      finish();
-    });
-  }
-
-  void pack(const Row* rows, size_t count, const Local& target, uint64_t width) {
-    const PackMessage head{rkey_, static_cast<uint32_t>(width), static_cast<uint32_t>(count), target.lkey, target.address};
+  void pack_chunk(const Row* rows, size_t count, const Local& target, uint64_t width) {
+    const PackMessage head{poster_.rkey(), static_cast<uint32_t>(width), static_cast<uint32_t>(count), target.lkey,
+                           target.address};
     uint8_t* message = pointer(message_);
     std::memcpy(message, &head, sizeof head);
     for (size_t i = 0; i < count; ++i)
       std::memcpy(message + sizeof head + i * sizeof(uint64_t), &rows[i].remote, sizeof(uint64_t));
-    guarded([&] {
-      WorkRequest& request = next_request(Opcode::kPack, 0);
-      const auto nbytes = static_cast<uint32_t>(sizeof head + count * sizeof(uint64_t));
-      request.sge[request.num_sge++] = {message_.address, nbytes, message_.lkey};
-      finish();
-    });
+    poster_.send_pack({message_.address, sizeof head + count * sizeof(uint64_t), message_.lkey});
   }
 
-  // After a fault nothing more is posted, as on a queue pair in the error state.
-  template <typename Work>
-  void guarded(Work work) {
-    if (!broken_.empty()) throw WorkFault(Status::kWrFlushErr, next_id_, "the queue pair is in the error state: " + broken_);
-    try {
-      work();
-    } catch (const std::exception& error) {
-      broken_ = error.what();
-      throw;
-    }
-  }
-
-  WorkRequest& next_request(Opcode opcode, uint64_t remote) {
-    if (batched_ == batch_.size()) post_batch();
-    WorkRequest& request = batch_[batched_++];
-    request.wr_id = next_id_++;
-    request.remote_offset = remote;
-    request.rkey = rkey_;
-    request.opcode = opcode;
-    request.num_sge = 0;
-    // Often enough that completions free the send queue before it is full.
-    request.signalled = ++unsignalled_ >= signal_every_;
-    if (request.signalled) unsignalled_ = 0;
-    count(opcode);
-    return request;
-  }
-
-  void count(Opcode opcode) {
-    ++counters_.work_requests;
-    ++(opcode == Opcode::kRead ? counters_.reads : opcode == Opcode::kWrite ? counters_.writes : counters_.packs);
-  }
-
-  void post_batch() {
-    for (size_t done = 0; done < batched_;) {
-      done += queue_pair_.post(std::span(batch_).subspan(done, batched_ - done));
-      if (done < batched_) reap();
-    }
-    batched_ = 0;
-  }
-
-  void finish() {
-    if (batched_ == 0) return;
-    batch_[batched_ - 1].signalled = 1;
-    unsignalled_ = 0;
-    post_batch();
-    while (completed_ != next_id_) reap();
-  }
-
-  void reap() {
-    Completion completions[16];
-    size_t got = queue_pair_.poll(completions);
-    if (got == 0) {
-      queue_pair_.wait();
-      got = queue_pair_.poll(completions);
-      if (got == 0) throw std::runtime_error("a completion is missing");
-    }
-    counters_.completions += got;
-    for (size_t i = 0; i < got; ++i) {
-      const Completion& done = completions[i];
-      if (done.status != Status::kSuccess)
-        throw WorkFault(done.status, done.wr_id,
-                        std::string(opcode_name(done.opcode)) + " completed with " + status_name(done.status) + ": " +
-                            status_meaning(done.status));
-      completed_ = done.wr_id + 1;
-    }
-  }
-
-  QueuePair& queue_pair_;
-  uint32_t rkey_;
+  Poster poster_;
   Local message_, bounce_;
   std::vector<Local> registered_;
-  std::vector<WorkRequest> batch_;
-  size_t batched_ = 0;
-  size_t signal_every_, unsignalled_ = 0;
-  uint64_t next_id_ = 0, completed_ = 0;
   std::vector<Row> rows_;          // scratch of one call, only ever grows
   std::vector<uint64_t> targets_;  // scratch of one chunk
-  Counters counters_;
-  std::string broken_;
 };
 
 }  // namespace
@@ -395,7 +272,8 @@ void register_requester(nb::module_& m) {
             return self.write_rows({tables, region, region_offset, row_bytes}, slots, start, rows);
           },
           "tables"_a, "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(), "start"_a.noconvert(),
-          "rows"_a.noconvert(), "WRITE rows uint8 [B, n, row_bytes] at tokens start[b] .. start[b] + n; returns the rows.")
+          "rows"_a.noconvert(),
+          "WRITE rows uint8 [B, n, row_bytes] at tokens start[b] .. start[b] + n; returns the rows.")
       .def("read", &Requester::read, nb::call_guard<nb::gil_scoped_release>(), "offset"_a, "out"_a.noconvert())
       .def("write", &Requester::write, nb::call_guard<nb::gil_scoped_release>(), "offset"_a, "data"_a.noconvert())
       .def_prop_ro("work_requests", [](const Requester& self) { return self.counters().work_requests; })

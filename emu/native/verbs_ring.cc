@@ -153,7 +153,8 @@ class RingQueuePair final : public QueuePair {
 
 // Pages that the client hands out as arrays and registers with the node.
 struct RegisteredMemory {
-  explicit RegisteredMemory(size_t nbytes) : file(sealed_memory("emu-registered", nbytes)), mapping(file.get(), nbytes) {}
+  explicit RegisteredMemory(size_t nbytes)
+      : file(sealed_memory("emu-registered", nbytes)), mapping(file.get(), nbytes) {}
   Fd file;
   Mapping mapping;
 };
@@ -187,12 +188,16 @@ void register_ring(nb::module_& m) {
   nb::class_<RegisteredMemory>(m, "RegisteredMemory", "Pages for the local side of a queue pair.")
       .def(nb::init<size_t>(), "nbytes"_a)
       .def_prop_ro("fd", [](const RegisteredMemory& self) { return self.file.get(); })
-      .def_prop_ro("address", [](const RegisteredMemory& self) { return reinterpret_cast<uintptr_t>(self.mapping.data()); })
+      .def_prop_ro("address",
+                   [](const RegisteredMemory& self) { return reinterpret_cast<uintptr_t>(self.mapping.data()); })
       .def(
           "array", [](const RegisteredMemory& self) { return Bytes(self.mapping.data(), {self.mapping.size()}); },
           nb::rv_policy::reference_internal, "uint8 [nbytes]; keeps the pages mapped.")
       .def("close_fd", [](RegisteredMemory& self) { self.file.reset(); }, "Once registered: the mapping stays.");
-  nb::enum_<Opcode>(m, "Opcode").value("READ", Opcode::kRead).value("WRITE", Opcode::kWrite).value("PACK", Opcode::kPack);
+  nb::enum_<Opcode>(m, "Opcode")
+      .value("READ", Opcode::kRead)
+      .value("WRITE", Opcode::kWrite)
+      .value("PACK", Opcode::kPack);
   nb::class_<WorkRequest>(m, "WorkRequest", "sge: (address, length, lkey) of registered memory, at most 30.")
       .def("__init__",
            [](WorkRequest* self, Opcode opcode, uint64_t wr_id, uint32_t rkey, uint64_t remote_offset,

@@ -105,7 +105,8 @@ inline Fd sealed_memory(const char* name, size_t nbytes) {
 inline Mapping map_foreign(int fd, size_t nbytes) {
   struct stat status;
   const int seals = ::fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || !(seals & F_SEAL_SHRINK)) throw std::invalid_argument("shared memory must be sealed against shrinking");
+  if (seals < 0 || !(seals & F_SEAL_SHRINK))
+    throw std::invalid_argument("shared memory must be sealed against shrinking");
   if (::fstat(fd, &status) < 0) throw_errno("cannot stat shared memory");
   if (nbytes == 0 || static_cast<uint64_t>(status.st_size) < nbytes)
     throw std::invalid_argument("shared memory of " + std::to_string(status.st_size) + " bytes is shorter than " +
