@@ -346,17 +346,20 @@ def check_array(
     Raises:
         ValueError: says what was got and what is wanted.
     """
-    wanted = f"{np.dtype(dtype).name} [{', '.join('?' if n is None else str(n) for n in shape)}], C-contiguous"
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{name}: got {type(array).__name__}, wanted {wanted}")  # noqa: TRY004
     good = (
-        array.dtype == dtype
+        isinstance(array, np.ndarray)
+        and array.dtype == dtype
         and array.ndim == len(shape)
         and all(want is None or have == want for have, want in zip(array.shape, shape, strict=True))
         and bool(array.flags.c_contiguous)
     )
-    if not good:
-        contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
-        raise ValueError(
-            f"{name}: got {array.dtype.name} {list(array.shape)}{contiguous}, wanted {wanted}"
-        )
+    if good:
+        return
+    extents = ", ".join("?" if n is None else str(n) for n in shape)
+    wanted = f"{np.dtype(dtype).name} [{extents}], C-contiguous"
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{name}: got {type(array).__name__}, wanted {wanted}")  # noqa: TRY004
+    contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
+    raise ValueError(
+        f"{name}: got {array.dtype.name} {list(array.shape)}{contiguous}, wanted {wanted}"
+    )
