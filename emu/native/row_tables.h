@@ -1,7 +1,9 @@
 // Block tables of the requests of one store: where the row of a token lies. Pure arithmetic, no memory access.
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <vector>
 
@@ -32,6 +34,8 @@ class RowTables {
  public:
   RowTables(int block_tokens, int num_regions) : block_tokens_(block_tokens), num_regions_(num_regions) {
     if (block_tokens <= 0 || num_regions <= 0) throw std::invalid_argument("block_tokens and num_regions must be positive");
+    const auto n = static_cast<unsigned>(block_tokens);
+    if (std::has_single_bit(n)) shift_ = std::countr_zero(n);
   }
 
   // A new slot; `length` tokens count as written in every region. Slots carry a generation: one that was removed
@@ -40,6 +44,11 @@ class RowTables {
     const int64_t prompt_blocks = (prompt_tokens + block_tokens_ - 1) / block_tokens_;
     if (prompt_tokens < 0 || shared_tokens < 0 || shared_tokens > prompt_tokens || num_blocks < prompt_blocks)
       throw std::invalid_argument("the block table is shorter than the prompt");
+    const int64_t capacity = prompt_tokens + (num_blocks - prompt_blocks) * block_tokens_;
+    if (length < 0 || length > capacity || capacity > std::numeric_limits<int32_t>::max())
+      throw std::invalid_argument("the length does not fit the block table");
+    for (int64_t i = 0; i < num_blocks; ++i)
+      if (blocks[i] < 0) throw std::invalid_argument("a block number is negative");
     size_t place;
     if (free_.empty()) {
       place = requests_.size();
@@ -82,8 +91,16 @@ class RowTables {
   int64_t row(const RequestTable& r, int64_t token) const {
     const bool appended = token >= r.prompt_tokens;
     const int64_t t = appended ? token - r.prompt_tokens : token;
-    const int64_t entry = t / block_tokens_ + (appended ? r.prompt_blocks : 0);
-    return static_cast<int64_t>(r.blocks[static_cast<size_t>(entry)]) * block_tokens_ + t % block_tokens_;
+    const int64_t quotient = block_of(t), entry = quotient + (appended ? r.prompt_blocks : 0);
+    return static_cast<int64_t>(r.blocks[static_cast<size_t>(entry)]) * block_tokens_ + t - quotient * block_tokens_;
+  }
+
+  // Tokens from this one on whose rows lie one behind the other: to the end of its block or of the prompt.
+  int64_t contiguous_tokens(const RequestTable& r, int64_t token) const {
+    const bool appended = token >= r.prompt_tokens;
+    const int64_t t = appended ? token - r.prompt_tokens : token;
+    const int64_t in_block = (block_of(t) + 1) * block_tokens_ - t;
+    return appended || in_block < r.prompt_tokens - t ? in_block : r.prompt_tokens - t;
   }
 
   // Same, refusing a token that was not written in that region.
@@ -97,7 +114,10 @@ class RowTables {
   int num_regions() const { return num_regions_; }
 
  private:
-  int block_tokens_, num_regions_;
+  // A 64-bit division takes longer than the rest of row(); block sizes are powers of two in practice.
+  int64_t block_of(int64_t t) const { return shift_ >= 0 ? t >> shift_ : t / block_tokens_; }
+
+  int block_tokens_, num_regions_, shift_ = -1;
   uint32_t next_generation_ = 1;
   std::vector<RequestTable> requests_;
   std::vector<int32_t> free_;
