@@ -75,7 +75,8 @@ def allocate(size_bytes: int, numa_node: int | None) -> NodeMemory:
     """
     if size_bytes < mmap.PAGESIZE or size_bytes % mmap.PAGESIZE:
         raise UserError(
-            f"a memory node of {size_bytes} bytes", remedy="use a multiple of 4096, for instance 256M"
+            f"a memory node of {size_bytes} bytes",
+            remedy="use a multiple of 4096, for instance 256M",
         )
     require_free(size_bytes, "the memory node")
     fd = os.memfd_create("emu-memory-node", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -113,7 +114,9 @@ def listen(path: Path) -> socket.socket:
     try:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise UserError(f"cannot use {path.parent}: {error.strerror}", remedy="make it first") from error
+        raise UserError(
+            f"cannot use {path.parent}: {error.strerror}", remedy="make it first"
+        ) from error
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)  # against another node that starts here now
         _remove_dead(path)
@@ -217,7 +220,9 @@ class MemoryNode:
         connection.setblocking(False)
         client = _Client(connection)
         self._clients[connection.fileno()] = client
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._serve_client(client))
+        self._selector.register(
+            connection, selectors.EVENT_READ, lambda: self._serve_client(client)
+        )
 
     def _drop(self, client: _Client) -> None:
         del self._clients[client.connection.fileno()]
@@ -258,7 +263,15 @@ class MemoryNode:
         try:
             message = json.loads(raw)
             return {"ok": True} | handlers[message["op"]](client, message, fds)
-        except (KeyError, TypeError, ValueError, IndexError, OSError, MemoryError, RuntimeError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            IndexError,
+            OSError,
+            MemoryError,
+            RuntimeError,
+        ) as error:
             # Another process's mistake must not end the node.
             return {"ok": False, "error": f"{type(error).__name__}: {error}"}
 
