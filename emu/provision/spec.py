@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -160,13 +161,13 @@ def _path(where: str, value: object) -> str:
 
 def _profile(where: str, value: object) -> str:
     text = _typed(where, value, str, "a text")
-    from emu.timing.system import System
+    from emu.timing.profile import load_system
 
     try:
-        System.load(text)
+        load_system(text)
     except UserError as error:
         raise UserError(f"{where}: {error.message}", remedy=error.remedy) from error
-    return text
+    return os.path.abspath(text) if text.endswith(".toml") else text
 
 
 _TABLES: Mapping[str, Mapping[str, Check]] = {
