@@ -101,7 +101,9 @@ class NodeConnection:
         self, offset: int, nbytes: int, access: Collection[str] = ("remote_read", "remote_write")
     ) -> int:
         """The rkey of a range of the node's memory, for this queue pair only."""
-        rkey: int = self._call("expose", offset=offset, nbytes=nbytes, access=sorted(access))["rkey"]
+        rkey: int = self._call("expose", offset=offset, nbytes=nbytes, access=sorted(access))[
+            "rkey"
+        ]
         return rkey
 
     def _call(self, operation: str, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:

@@ -25,7 +25,9 @@ class NodeProcess:
         size_bytes: the memory that it owns.
     """
 
-    def __init__(self, process: subprocess.Popen[str], lifeline: int, path: Path, size: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[str], lifeline: int, path: Path, size: int
+    ) -> None:
         self._process = process
         self._lifeline = lifeline
         self.pid = process.pid
