@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from emu.errors import TestbedError
 from emu.provision import process
-from emu.provision.steps import AllocateDevice, MakeDirectory, MakeFile, StartProcess
+from emu.provision.steps import AllocateDevice, MakeDirectory, MakeFile, MakeScratch, StartProcess
 from emu.provision.undo import draft_path, owns_run_dir, running
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _files(record: Record) -> tuple[list[str], list[str]]:
     owned = owns_run_dir(record)
     for entry in record.steps:
         step = entry.step
-        if not isinstance(step, (MakeDirectory, MakeFile, AllocateDevice)):
+        if not isinstance(step, (MakeDirectory, MakeFile, AllocateDevice, MakeScratch)):
             continue
         path = Path(step.path)
         draft = draft_path(path, record.id)
@@ -113,6 +113,8 @@ def _files(record: Record) -> tuple[list[str], list[str]]:
             and path.lstat().st_ino == entry.made.inode
         ):
             remains.append(str(path))
+            if isinstance(step, MakeScratch):
+                remains += sorted(str(left) for left in path.iterdir())
         elif entry.done:
             missing.append(str(path))
     return remains, missing

@@ -12,6 +12,7 @@ from emu.provision.steps import (
     MakeDirectory,
     MakeFile,
     MakeRoot,
+    MakeScratch,
     StartProcess,
     Step,
     step_to_json,
@@ -241,6 +242,7 @@ def _steps(plan: Plan, node_bytes: int, facts: Facts) -> list[Step]:
     steps: list[Step] = [MakeRoot(facts.root)] if facts.root_is_default else []
     steps.append(MakeDirectory(plan.run_dir))
     steps += [AllocateDevice(d.path, d.size_bytes) for d in plan.devices if not d.existing]
+    steps.append(MakeScratch(scratch_path(plan.run_dir)))
     for host in plan.hosts:
         env = host_env(plan.name, host, plan.devices, plan.node_socket)
         lines = "".join(f"{key}={value}\n" for key, value in env.items())
@@ -267,6 +269,11 @@ def host_env(
         "EMU_CXL_DEVICES": ":".join(device.path for device in devices),
     }
     return env if node is None else {**env, "EMU_RDMA_NODE": node}
+
+
+def scratch_path(run_dir: str) -> str:
+    """Where runs have their directories."""
+    return f"{run_dir}/runs"
 
 
 def log_path(run_dir: str, role: str) -> str:

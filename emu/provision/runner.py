@@ -84,6 +84,10 @@ class Runner:
                     self._make_file(record, entry, Path(step.path), step.text)
                 case AllocateDevice():
                     self._allocate(record, entry, step)
+                case MakeScratch():
+                    draft = draft_path(Path(step.path), record.id)
+                    draft.mkdir(mode=0o700)
+                    self._publish(record, entry, draft, Path(step.path))
                 case StartProcess():
                     self._start(record, entry, step)
         except OSError as error:

@@ -57,6 +57,16 @@ class AllocateDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeScratch:
+    """Make the directory in which each `emu run` has one of its own: whatever lies in it is the testbed's."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"make {self.path} for runs"
+
+
+@dataclass(frozen=True, slots=True)
 class StartProcess:
     """Start a process of the testbed and wait until it prints a line.
 
@@ -78,9 +88,12 @@ class StartProcess:
         return f"start {self.role}: {' '.join(self.argv)}"
 
 
-Step: TypeAlias = MakeRoot | MakeDirectory | MakeFile | AllocateDevice | StartProcess
+Step: TypeAlias = (
+    MakeRoot | MakeDirectory | MakeFile | AllocateDevice | MakeScratch | StartProcess
+)
 STEPS: dict[str, type[Step]] = {
-    cls.__name__: cls for cls in (MakeRoot, MakeDirectory, MakeFile, AllocateDevice, StartProcess)
+    cls.__name__: cls 
+    for cls in (MakeRoot, MakeDirectory, MakeFile, AllocateDevice, MakeScratch, StartProcess)
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 import subprocess
 import time
 from contextlib import contextmanager, suppress
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from emu.errors import TestbedError, UserError
 from emu.provision import execute
 from emu.provision.facts import gather_facts
-from emu.provision.plan import host_env, make_plan
-from emu.provision.process import boot_id, identify
+from emu.provision.plan import host_env, log_path, make_plan, scratch_path
+from emu.provision.process import ProcessId, boot_id, identify, is_running
 from emu.provision.runner import Runner
 from emu.provision.spec import Flags, check_name, make_spec
 from emu.provision.state import StateDirectory
@@ -114,6 +115,35 @@ class Testbed:
                 f"testbed {self.name!r} has no host {host!r}", remedy=f"for instance {close[0]}"
             )
         return host_env(self.name, host, self.record.devices, self.node_socket)
+
+    def log_path(self, host: str) -> str:
+        """The log of a host."""
+        return log_path(self.run_dir, host)
+
+    @contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """A directory of this process's own in the testbed, for the time of a with block.
+
+        Those of processes that were killed are removed on the way.
+        """
+        scratch = Path(scratch_path(self.run_dir))
+        for left in scratch.iterdir():
+            pid, _, start_time = left.name.partition("-")
+            if pid.isdigit() and start_time.isdigit():
+                if not is_running(ProcessId(int(pid), int(start_time))):
+                    shutil.rmtree(left)
+        own = identify(os.getpid())
+        assert own is not None
+        path = scratch / f"{own.pid}-{own.start_time}"
+        path.mkdir(mode=0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def forget(self, pid: int) -> None:
+        """Take a process that has ended out of the record."""
+        execute.forget(self, pid)
 
     def spawn(self, host: str, argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
         """Start a program on a host; down ends it. Arguments as execute.spawn's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from emu.provision.steps import (
     MakeDirectory,
     MakeFile,
     MakeRoot,
+    MakeScratch,
     StartProcess,
 )
 
@@ -126,6 +128,11 @@ def _undo_step(record: Record, entry: StepRecord, owned: bool, undone: Undone) -
             _remove_made(path, entry, undone)
             if isinstance(step, AllocateDevice):
                 _remove_companions(path, undone)
+        case MakeScratch() if owned:
+            path = Path(step.path)
+            with suppress(FileNotFoundError):
+                draft_path(path, record.id).rmdir()
+            _remove_scratch(path, entry, undone)
         case StartProcess() if owned:
             for created in map(Path, step.creates):
                 _remove_made(created, entry, undone)
@@ -175,6 +182,15 @@ def _remove_made(path: Path, entry: StepRecord, undone: Undone) -> None:
         ours = entry.made is not None and entry.made.inode == found.st_ino
     if ours and not stat.S_ISDIR(found.st_mode):
         _unlink(path, undone)
+
+
+def _remove_scratch(path: Path, entry: StepRecord, undone: Undone) -> None:
+    """Remove the directory of the runs with everything in it, if it is the one that the step made."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if entry.made is not None and entry.made.inode == found.st_ino and stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(path)
+            undone.removed.append(str(path))
 
 
 def _remove_companions(path: Path, undone: Undone) -> None:

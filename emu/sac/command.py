@@ -232,7 +232,7 @@ def run_command(options: dict[str, Any]) -> None:
     if options["dry_run"]:
         sys.stdout.write(json.dumps(plan.to_json(), indent=2) + "\n")
         return
-    with _on(found, plan) as bed, bed.workspace("run") as workspace:
+    with _on(found, plan) as bed, bed.workspace() as workspace:
         made = _make_directories(out)
         media = Media(
             devices=[Path(path) for path in bed.devices[: spec.devices]],

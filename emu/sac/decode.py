@@ -361,7 +361,7 @@ class DecodeGpu:
 
     def _emit(self, batch: list[Sequence], hidden: list[torch.Tensor], stall_ns: int) -> None:
         for sequence, x in zip(batch, hidden, strict=True):
-            token = self._model.next_token(x)
+            token = int(self._model.logits(x).argmax())
             sequence.length += 1
             sequence.token = token
             sequence.record.tokens.append(token)
