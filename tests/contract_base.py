@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -75,16 +76,21 @@ def need(store, capability):
 
 def value(seed, num_tokens, layout=LAYOUT):
     """A whole request's rows, a function of the seed and each row's place: prefixes of equal seeds are equal."""
-    rows = {}
-    for component in layout.components:
-        array = np.empty((len(component.layers), num_tokens, component.row_bytes), np.uint8)
-        for index, layer in enumerate(component.layers):
-            rng = np.random.default_rng(abs(hash_of(f"{seed}/{component.name}/{layer}")))
-            array[index] = rng.integers(
-                0, 256, (4 * BLOCK, component.row_bytes), np.uint8
-            )[:num_tokens]
-        rows[component.name] = array
-    return rows
+    assert num_tokens <= 4 * BLOCK
+    return {
+        component.name: np.stack(
+            [
+                _rows(f"{seed}/{component.name}/{layer}", component.row_bytes)[:num_tokens]
+                for layer in component.layers
+            ]
+        )
+        for component in layout.components
+    }
+
+
+@cache
+def _rows(name, row_bytes):
+    return np.random.default_rng(hash_of(name)).integers(0, 256, (4 * BLOCK, row_bytes), np.uint8)
 
 
 def hash_of(text):

@@ -70,7 +70,11 @@ class DataContract(ContractBase):
     def test_get_reads_hits_and_leaves_misses_as_they_were(self, store):
         rows = [value("a", 70), value("b", 3)]
         store.put(["a", "b"], rows)
-        out = [empty_like(rows[1]), {k: v + 7 for k, v in empty_like(rows[0]).items()}, empty_like(rows[0])]
+        out = [
+            empty_like(rows[1]),
+            {k: v + 7 for k, v in empty_like(rows[0]).items()},
+            empty_like(rows[0]),
+        ]
         untouched = {k: v.copy() for k, v in out[1].items()}
         assert store.get(["b", "nobody", "a"], out).tolist() == [True, False, True]
         assert same(out[0], rows[1])
@@ -129,7 +133,12 @@ class DataContract(ContractBase):
         out[:] = 77
         targets = tokens_of([7, 0, 3, 3])
         moved = store.gather(
-            store.slots(["a"]), 1, tokens_of([9, 99, -1, 50]), out, component="index", out_rows=targets
+            store.slots(["a"]),
+            1,
+            tokens_of([9, 99, -1, 50]),
+            out,
+            component="index",
+            out_rows=targets,
         )
         assert moved == 3
         assert (out[[7, 0, 3]] == rows["index"][0, [9, 99, 50]]).all()
@@ -142,7 +151,11 @@ class DataContract(ContractBase):
         for target in (2, -1, 2**31 - 1):
             with pytest.raises(ValueError, match="out"):
                 store.gather(
-                    store.slots(["a"]), 1, tokens_of([0, 1]), out, component="index",
+                    store.slots(["a"]),
+                    1,
+                    tokens_of([0, 1]),
+                    out,
+                    component="index",
                     out_rows=tokens_of([0, target]),
                 )
         assert (out == 77).all()
@@ -187,7 +200,7 @@ class DataContract(ContractBase):
             {"kv": rows["kv"]},
             rows | {"other": rows["kv"]},
         ):
-            with pytest.raises(ValueError, match="got .* wanted"):
+            with pytest.raises(ValueError, match=r"got .* wanted"):
                 store.put(["a", "b"], [rows, bad])
         assert not store.exists(["a", "b"]).any()
         store.put(["a"], [rows])
@@ -247,7 +260,11 @@ class DataContract(ContractBase):
         for token in (9, 2**31 - 1, -2):
             with pytest.raises(TokenMissing) as missing:
                 store.gather(
-                    store.slots(["a", "b"]), 1, tokens_of([0, 3], [8, token]), out, component="index"
+                    store.slots(["a", "b"]),
+                    1,
+                    tokens_of([0, 3], [8, token]),
+                    out,
+                    component="index",
                 )
             error = missing.value
             assert (error.device, error.key, error.component) == (store.device, "b", "index")
@@ -352,7 +369,9 @@ class DataContract(ContractBase):
         store.put(["a"], [rows])
         stats = store.stats()
         assert stats.rows_written == 70 * 4
-        assert stats.bytes_written == 70 * LAYOUT.token_bytes == sum(a.nbytes for a in rows.values())
+        assert (
+            stats.bytes_written == 70 * LAYOUT.token_bytes == sum(a.nbytes for a in rows.values())
+        )
         assert stats.used_bytes == 2 * LAYOUT.block_bytes
         store.get(["a", "b"], [rows, rows])
         out = store.buffer(3 * 656).reshape(1, 3, 656)

@@ -82,5 +82,6 @@ def _entry(db: sqlite3.Connection, where: str, value: int | str) -> Entry | None
     ).fetchone()
     if row is None:
         return None
-    *fields, blocks = row
-    return Entry(*fields, blocks=unpack_blocks(blocks))
+    generation, key, state, prompt_tokens, num_tokens, shared_tokens, blocks = row
+    table = unpack_blocks(blocks)
+    return Entry(generation, key, state, prompt_tokens, num_tokens, shared_tokens, table)

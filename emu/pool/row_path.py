@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,11 +14,14 @@ from emu.store import Stats, Timing, check_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from emu.layout import KVLayout
     from emu.pool.held import Held, HeldRequests
     from emu.pool.medium import Medium
     from emu.store import Rows, SlotIds, TokenIds
+
+_UNCHARGED = nullcontext()
 
 
 class RowPath:
@@ -195,16 +198,18 @@ class RowPath:
             raise UserError(error.args[0], remedy="see the store's layout") from None
         return component.layers, component.row_bytes
 
-    @contextmanager
-    def _charged(self, operation: str, rows: int, nbytes: int) -> Iterator[None]:
+    def _charged(self, operation: str, rows: int, nbytes: int) -> AbstractContextManager[None]:
         if self._timing is None:
-            yield
-            return
-        handle = self._timing.begin(operation, nbytes, rows)
+            return _UNCHARGED
+        return self._charge(self._timing, operation, rows, nbytes)
+
+    @contextmanager
+    def _charge(self, timing: Timing, operation: str, rows: int, nbytes: int) -> Iterator[None]:
+        handle = timing.begin(operation, nbytes, rows)
         try:
             yield
         finally:
-            charged_ns, waited_ns = self._timing.end(handle)
+            charged_ns, waited_ns = timing.end(handle)
             self.counters.charged_ns += charged_ns
             self.counters.waited_ns += waited_ns
 
