@@ -10,7 +10,7 @@ from emu.errors import UserError
 from emu.units import parse_size
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """A number of bytes as people write it: "256M", "1GiB"."""
 
     name = "size"

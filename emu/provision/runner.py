@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from emu.errors import HostError, TestbedError
 from emu.provision import launch, process
 from emu.provision.state import FileId, ProcessRecord, Record, StateDirectory, StepRecord
-from emu.provision.steps import AllocateDevice, MakeDirectory, MakeFile, MakeRoot, StartProcess
+from emu.provision.steps import (
+    AllocateDevice,
+    MakeDirectory,
+    MakeFile,
+    MakeRoot,
+    MakeScratch,
+    StartProcess,
+)
 from emu.provision.undo import MARKER, Undone, draft_path, running, undo
 from emu.units import format_size
 

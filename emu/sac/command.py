@@ -139,13 +139,13 @@ def _requests(spec: RunSpec, options: dict[str, Any]) -> tuple[list[Request], in
         )
     path = options["trace_path"]
     if path is None:
-        trace = generate(GenerateOptions(requests=options["requests"], seed=spec.seed))
+        trace: Sequence[Request] = generate(GenerateOptions(requests=options["requests"], seed=spec.seed))
         skipped = 0
     else:
         read = read_trace(path, limit=options["requests"], skip_bad=options["skip_bad"])
         trace, skipped = read.requests, len(read.skipped)
     return shape(
-        trace, context=context, output_tokens=output_tokens, requests=options["requests"]
+        trace, context=context, output_tokens=output_tokens, limit=options["requests"]
     ), skipped
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from emu.layout import KVLayout
+    from emu.sac.codec import KVDtype
     from emu.sac.designs import Design
 
 
@@ -43,7 +44,7 @@ class RunSpec:
     """
 
     model: str = "tiny"
-    kv_dtype: str = "bf16"
+    kv_dtype: KVDtype = "bf16"
     top_k: int = 0
     hot_buffer: int = 0
     gpus: int = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import asdict
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from emu.sac.oracle import OracleResult, run_oracle
 from emu.sac.plan import RequestPlan
 from emu.sac.prefill import PrefillInstance
 from emu.store import Descriptor, StoreOptions
-from emu.timing.oplog import write_oplog
 from emu.timing.system import System, make_clock
 
 if TYPE_CHECKING:
@@ -118,7 +116,7 @@ class DecodeRole(Role):
             if local is not None:
                 local.close()
         if message["oplog"]:
-            write_oplog(clock.log, Path(message["oplog"]))
+            clock.log.write(message["oplog"])
         return {
             "clock": clock.describe(),
             "records": [record.to_json() for record in decoded.records],
