@@ -218,7 +218,10 @@ def load_system(name: str = DEFAULT_SYSTEM) -> SystemProfile:
             for key, value in _tables(table, "path", where)
         },
         compute=ComputeModel(
-            **{key: _figure(compute, key, f"{where} [compute]") for key in _field_names(ComputeModel)}
+            **{
+                key: _figure(compute, key, f"{where} [compute]")
+                for key in _field_names(ComputeModel)
+            }
         ),
     )
 
