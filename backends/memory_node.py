@@ -59,7 +59,8 @@ def allocate(size_bytes: int, numa_node: int | None) -> NodeMemory:
     """
     if size_bytes < mmap.PAGESIZE or size_bytes % mmap.PAGESIZE:
         raise UserError(
-            f"a memory node of {size_bytes} bytes", remedy="use a multiple of 4096, for instance 256M"
+            f"a memory node of {size_bytes} bytes",
+            remedy="use a multiple of 4096, for instance 256M",
         )
     require_free(size_bytes, "the memory node")
     fd = os.memfd_create("emu-memory-node", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -97,7 +98,9 @@ def listen(path: Path) -> socket.socket:
     try:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise UserError(f"cannot use {path.parent}: {error.strerror}", remedy="make it first") from error
+        raise UserError(
+            f"cannot use {path.parent}: {error.strerror}", remedy="make it first"
+        ) from error
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)  # against another node that starts here now
         _remove_dead(path)

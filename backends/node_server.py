@@ -207,5 +207,3 @@ def _responder(client: _Client) -> _native.Responder:
     if client.responder is None:
         raise ValueError("connect a queue pair first")
     return client.responder
-
-

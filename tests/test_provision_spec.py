@@ -68,7 +68,10 @@ def test_a_flag_beats_the_file_but_not_an_existing_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[testbed]\nhots = 2\n[[device]]\nsize="1M"', ["[testbed]", "'hots'", "did you mean 'hosts'?"]),
+        (
+            '[testbed]\nhots = 2\n[[device]]\nsize="1M"',
+            ["[testbed]", "'hots'", "did you mean 'hosts'?"],
+        ),
         ("[testbeds]\n", ["[testbeds]", "did you mean 'testbed'?"]),
         ('[[device]]\nsiez="1M"', ["[[device]] 0", "'siez'", "did you mean 'size'?"]),
         ('[[device]]\nsize="banana"', ["[[device]] 0 size", "'banana' is not a size"]),

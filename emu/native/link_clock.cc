@@ -18,7 +18,6 @@
 
 namespace {
 
-using link_model::Hop;
 using link_model::Link;
 using link_model::Network;
 
@@ -94,26 +93,26 @@ class LinkClock {
 
   int32_t add_path(Column<int32_t> links, Column<bool> one_message, bool write, double setup_ns, int64_t parallelism,
                    double latency_ns) {
-    if (links.size() != one_message.size()) throw std::invalid_argument("links and one_message differ in length");
-    std::vector<Hop> hops;
-    for (size_t i = 0; i < links.size(); ++i) hops.push_back({links.data()[i], one_message.data()[i]});
-    return network_.add_path(hops, write, setup_ns, parallelism, latency_ns);
+    return network_.add_path(
+        link_model::hops(links.data(), links.size(), one_message.data(), one_message.size()), write, setup_ns,
+        parallelism, latency_ns);
   }
 
   int64_t now_ns() const { return link_model::to_ns(model_ps(ticks())); }
 
   // Queues an operation of a path behind what every process put on its links; returns when it ends.
   int64_t reserve(int32_t path, int64_t start_ns, int64_t nbytes, int64_t rows) {
-    return link_model::to_ns(network_.transfer_ps(
-        network_.path(path), link_model::to_ps(start_ns), nbytes, rows, [&](int32_t link, int64_t start, int64_t occupancy) {
-          std::atomic_ref<uint64_t> word(*busy_until(link));
-          const uint64_t start_tick = tick_at(start);
-          const auto cost = static_cast<uint64_t>(static_cast<double>(occupancy) * ticks_per_model_ps_);
-          uint64_t old = word.load(std::memory_order_relaxed);  // an idle link is pulled forward to the start
-          while (old < start_tick && !word.compare_exchange_weak(old, start_tick)) {
-          }
-          return model_ps(word.fetch_add(cost) + cost);
-        }));
+    const auto queue = [this](int32_t link, int64_t start_ps, int64_t occupancy_ps) {
+      std::atomic_ref<uint64_t> word(*busy_until(link));
+      const uint64_t start = tick_at(start_ps);
+      const auto cost = static_cast<uint64_t>(static_cast<double>(occupancy_ps) * ticks_per_model_ps_);
+      uint64_t old = word.load(std::memory_order_relaxed);
+      while (old < start && !word.compare_exchange_weak(old, start)) {  // pull an idle link forward to the start
+      }
+      return model_ps(word.fetch_add(cost) + cost);
+    };
+    return link_model::to_ns(
+        network_.transfer_ps(network_.path(path), link_model::to_ps(start_ns), nbytes, rows, queue));
   }
 
   // Host ns waited, 0 when the time was past already.
@@ -168,13 +167,13 @@ class LinkClock {
 
 void register_link_clock(nb::module_& m) {
   nb::class_<LinkClock>(m, "LinkClock")
-      .def(nb::init<LinkClock::Words, double, const std::string&>(), nb::arg("words"), nb::arg("dilation"),
+      .def(nb::init<LinkClock::Words, double, const std::string&>(), nb::arg("words").noconvert(), nb::arg("dilation"),
            nb::arg("source") = "auto")
       .def_prop_ro("source", &LinkClock::source)
       .def_prop_ro("ticks_per_ns", &LinkClock::ticks_per_ns)
       .def("add_link", &LinkClock::add_link, nb::arg("latency_ns"), nb::arg("read_bytes_per_ns"),
            nb::arg("write_bytes_per_ns"), nb::arg("per_request_ns"))
-      .def("add_path", &LinkClock::add_path, nb::arg("links"), nb::arg("one_message"), nb::arg("write"),
+      .def("add_path", &LinkClock::add_path, nb::arg("links").noconvert(), nb::arg("one_message").noconvert(), nb::arg("write"),
            nb::arg("setup_ns"), nb::arg("parallelism"), nb::arg("latency_ns"))
       .def("now_ns", &LinkClock::now_ns)
       .def("reserve", &LinkClock::reserve, nb::arg("path"), nb::arg("start_ns"), nb::arg("nbytes"), nb::arg("rows"))

@@ -61,6 +61,13 @@ struct Hop {
   bool one_message;  // the link sees one request per operation, however many rows it moves
 };
 
+inline std::vector<Hop> hops(const int32_t* links, size_t num_links, const bool* one_message, size_t num_flags) {
+  if (num_links != num_flags) throw std::invalid_argument("links and one_message differ in length");
+  std::vector<Hop> out;
+  for (size_t i = 0; i < num_links; ++i) out.push_back({links[i], one_message[i]});
+  return out;
+}
+
 struct Path {
   std::vector<Hop> hops;
   bool write;

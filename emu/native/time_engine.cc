@@ -15,7 +15,6 @@
 
 namespace {
 
-using link_model::Hop;
 using link_model::Link;
 using link_model::Network;
 using link_model::to_ns;
@@ -43,10 +42,9 @@ class TimeEngine {
 
   int32_t add_path(Column<int32_t> links, Column<bool> one_message, bool write, double setup_ns, int64_t parallelism,
                    double latency_ns) {
-    if (links.size() != one_message.size()) throw std::invalid_argument("links and one_message differ in length");
-    std::vector<Hop> hops;
-    for (size_t i = 0; i < links.size(); ++i) hops.push_back({links.data()[i], one_message.data()[i]});
-    return network_.add_path(hops, write, setup_ns, parallelism, latency_ns);
+    return network_.add_path(
+        link_model::hops(links.data(), links.size(), one_message.data(), one_message.size()), write, setup_ns,
+        parallelism, latency_ns);
   }
 
   int64_t transfer(int32_t path, int64_t start_ns, int64_t nbytes, int64_t rows) {
@@ -118,7 +116,8 @@ class TimeEngine {
     if (place >= actor_busy_until_ps_.size()) actor_busy_until_ps_.resize(place + 1, 0);
     int64_t& busy_until = actor_busy_until_ps_[place];
     busy_until = std::max(busy_until, start_ps) + duration_ps;
-    if (busy_until > link_model::MAX_NS * link_model::PS_PER_NS) throw std::overflow_error("over 52 days of model time");
+    if (busy_until > link_model::MAX_NS * link_model::PS_PER_NS)
+      throw std::overflow_error("over 52 days of model time");
     return busy_until;
   }
 
@@ -188,13 +187,14 @@ void register_time_engine(nb::module_& m) {
       .def(nb::init<>())
       .def("add_link", &TimeEngine::add_link, nb::arg("latency_ns"), nb::arg("read_bytes_per_ns"),
            nb::arg("write_bytes_per_ns"), nb::arg("per_request_ns"))
-      .def("add_path", &TimeEngine::add_path, nb::arg("links"), nb::arg("one_message"), nb::arg("write"),
+      .def("add_path", &TimeEngine::add_path, nb::arg("links").noconvert(), nb::arg("one_message").noconvert(), nb::arg("write"),
            nb::arg("setup_ns"), nb::arg("parallelism"), nb::arg("latency_ns"))
       .def("transfer", &TimeEngine::transfer, nb::arg("path"), nb::arg("start_ns"), nb::arg("nbytes"), nb::arg("rows"))
       .def("compute", &TimeEngine::compute, nb::arg("actor"), nb::arg("start_ns"), nb::arg("duration_ns"))
       .def("link_busy_ns", &TimeEngine::link_busy_ns)
       .def("link_bytes", &TimeEngine::link_bytes)
       .def("reset", &TimeEngine::reset)
-      .def("replay", &TimeEngine::replay, nb::arg("actor"), nb::arg("path"), nb::arg("nbytes"), nb::arg("rows"),
-           nb::arg("duration_ns"), nb::arg("dep_offsets"), nb::arg("deps"), nb::arg("not_before_ns"));
+      .def("replay", &TimeEngine::replay, nb::arg("actor").noconvert(), nb::arg("path").noconvert(),
+           nb::arg("nbytes").noconvert(), nb::arg("rows").noconvert(), nb::arg("duration_ns").noconvert(),
+           nb::arg("dep_offsets").noconvert(), nb::arg("deps").noconvert(), nb::arg("not_before_ns").noconvert());
 }

@@ -88,11 +88,9 @@ class StartProcess:
         return f"start {self.role}: {' '.join(self.argv)}"
 
 
-Step: TypeAlias = (
-    MakeRoot | MakeDirectory | MakeFile | AllocateDevice | MakeScratch | StartProcess
-)
+Step: TypeAlias = MakeRoot | MakeDirectory | MakeFile | AllocateDevice | MakeScratch | StartProcess
 STEPS: dict[str, type[Step]] = {
-    cls.__name__: cls 
+    cls.__name__: cls
     for cls in (MakeRoot, MakeDirectory, MakeFile, AllocateDevice, MakeScratch, StartProcess)
 }
 

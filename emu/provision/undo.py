@@ -188,7 +188,11 @@ def _remove_scratch(path: Path, entry: StepRecord, undone: Undone) -> None:
     """Remove the directory of the runs with everything in it, if it is the one that the step made."""
     with suppress(FileNotFoundError):
         found = path.lstat()
-        if entry.made is not None and entry.made.inode == found.st_ino and stat.S_ISDIR(found.st_mode):
+        if (
+            entry.made is not None
+            and entry.made.inode == found.st_ino
+            and stat.S_ISDIR(found.st_mode)
+        ):
             shutil.rmtree(path)
             undone.removed.append(str(path))
 

@@ -103,7 +103,7 @@ def make_plan(
     Raises:
         UserError: options, trace or sizes that cannot be right.
     """
-    System.load(spec.profile)
+    System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
     designs = parse_designs(options["backend"])
     requests, skipped = _requests(spec, options)
     plans = place(requests, spec)
@@ -139,7 +139,9 @@ def _requests(spec: RunSpec, options: dict[str, Any]) -> tuple[list[Request], in
         )
     path = options["trace_path"]
     if path is None:
-        trace: Sequence[Request] = generate(GenerateOptions(requests=options["requests"], seed=spec.seed))
+        trace: Sequence[Request] = generate(
+            GenerateOptions(requests=options["requests"], seed=spec.seed)
+        )
         skipped = 0
     else:
         read = read_trace(path, limit=options["requests"], skip_bad=options["skip_bad"])

@@ -107,7 +107,7 @@ class DecodeRole(Role):
             for request, sent in zip(message["requests"], message["deliveries"], strict=True)
         ]
         local = self._local(message["copy_bytes"]) if design.prefetch_path else None
-        system = System.load(spec.profile)
+        system = System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
         clock = make_clock(system, spec.time, spec.dilation)
         self._instance = DecodeInstance(self._model, spec, design, pools, local, clock, system)
         try:

@@ -11,7 +11,7 @@ import math
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from emu.errors import UserError
 
@@ -218,7 +218,10 @@ def load_system(name: str = DEFAULT_SYSTEM) -> SystemProfile:
             for key, value in _tables(table, "path", where)
         },
         compute=ComputeModel(
-            **{key: _figure(compute, key, f"{where} [compute]") for key in _field_names(ComputeModel)}
+            **{
+                key: _figure(compute, key, f"{where} [compute]")
+                for key in _field_names(ComputeModel)
+            }
         ),
     )
 
@@ -266,12 +269,12 @@ def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in change.items():
         old = out.get(key)
-        both_tables = isinstance(old, dict) and isinstance(value, dict)
-        if both_tables and "value" not in value and "value" not in old:
-            out[key] = _merged(old, value)
-        else:
-            out[key] = value
+        out[key] = _merged(old, value) if _is_section(old) and _is_section(value) else value
     return out
+
+
+def _is_section(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict) and "value" not in value  # a number is replaced whole
 
 
 def _field_names(cls: type[LinkModel | ComputeModel]) -> tuple[str, ...]:

@@ -45,11 +45,6 @@ class Path:
     parallelism: int
     latency_ns: float
 
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """What names the path in any system: (name, gpu, device)."""
-        return self.name, self.gpu, self.device
-
 
 class System:
     """The links of a system profile, as many as there are GPUs, sockets and devices.
@@ -124,12 +119,7 @@ class System:
         """A time engine with the system's links, idle and without paths."""
         engine = _native.TimeEngine()
         for model in self._models:
-            engine.add_link(
-                model.latency_ns.value,
-                model.read_gb_per_s.value,  # GB/s are bytes per nanosecond
-                model.write_gb_per_s.value,
-                model.per_request_ns.value,
-            )
+            engine.add_link(*model.native())
         return engine
 
     def add_paths(self, engine: _native.TimeEngine, first: int) -> int:
