@@ -23,7 +23,10 @@ def group(directory: Path, limit: tuple[str, str], used: tuple[str, int], stat: 
 
 def v2(directory: Path, limit: str, used: int, inactive: int = 0) -> None:
     group(
-        directory, ("memory.max", limit), ("memory.current", used), f"anon 7\ninactive_file {inactive}\n"
+        directory,
+        ("memory.max", limit),
+        ("memory.current", used),
+        f"anon 7\ninactive_file {inactive}\n",
     )
 
 

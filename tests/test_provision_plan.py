@@ -104,8 +104,18 @@ REFUSALS: list[tuple[dict[str, object], dict[str, object], type[EmuError], list[
         HostError,
         ["512 MiB are left below the cgroup's memory limit"],
     ),
-    ({"testbeds": frozenset({"default"})}, {}, TestbedError, ["exists already", "emu down default"]),
-    ({"run_dir_exists": True}, {}, TestbedError, ["/dev/shm/emu-1000/default exists", "move it away"]),
+    (
+        {"testbeds": frozenset({"default"})},
+        {},
+        TestbedError,
+        ["exists already", "emu down default"],
+    ),
+    (
+        {"run_dir_exists": True},
+        {},
+        TestbedError,
+        ["/dev/shm/emu-1000/default exists", "move it away"],
+    ),
     (
         {"root_is_default": False, "root": "/nowhere"},
         {},
@@ -114,8 +124,18 @@ REFUSALS: list[tuple[dict[str, object], dict[str, object], type[EmuError], list[
     ),
     ({"root": "/a:b"}, {}, UserError, ["':' separates devices"]),
     ({"root": "/" + "x" * 100}, {}, UserError, ["too long for a socket", "--rdma off"]),
-    ({"page_bytes": 1 << 16}, {"device_size": "1028K"}, UserError, ["multiple of the page size (65536)"]),
-    ({}, {"device_size": "1048577"}, UserError, ["1048577 bytes", "multiple of the page size (4096)"]),
+    (
+        {"page_bytes": 1 << 16},
+        {"device_size": "1028K"},
+        UserError,
+        ["multiple of the page size (65536)"],
+    ),
+    (
+        {},
+        {"device_size": "1048577"},
+        UserError,
+        ["1048577 bytes", "multiple of the page size (4096)"],
+    ),
 ]
 
 

@@ -68,7 +68,10 @@ def test_a_flag_beats_the_file_but_not_an_existing_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[testbed]\nhots = 2\n[[device]]\nsize="1M"', ["[testbed]", "'hots'", "did you mean 'hosts'?"]),
+        (
+            '[testbed]\nhots = 2\n[[device]]\nsize="1M"',
+            ["[testbed]", "'hots'", "did you mean 'hosts'?"],
+        ),
         ("[testbeds]\n", ["[testbeds]", "did you mean 'testbed'?"]),
         ('[[device]]\nsiez="1M"', ["[[device]] 0", "'siez'", "did you mean 'size'?"]),
         ('[[device]]\nsize="banana"', ["[[device]] 0 size", "'banana' is not a size"]),
@@ -146,7 +149,7 @@ def test_a_wrong_flag_is_refused_by_its_name(flags: Flags, words: str) -> None:
 
 
 def test_a_count_that_contradicts_the_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--cxl-devices 4, but .* describes 2"):
+    with pytest.raises(UserError, match=r"--cxl-devices 4, but .* describes 2"):
         make_spec(Flags(cxl_devices=4), write(tmp_path, FILE))
 
 
