@@ -158,3 +158,96 @@ class HotBuffer:
     def misses(self) -> int: ...
     @property
     def evictions(self) -> int: ...
+
+class LinkClock:
+    def __init__(
+        self,
+        words: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+        dilation: float,
+        source: str = "auto",
+    ) -> None: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def ticks_per_ns(self) -> float: ...
+    def add_link(
+        self,
+        latency_ns: float,
+        read_bytes_per_ns: float,
+        write_bytes_per_ns: float,
+        per_request_ns: float,
+    ) -> int: ...
+    def add_path(
+        self,
+        links: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        one_message: Annotated[
+            NDArray[numpy.bool_], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        write: bool,
+        setup_ns: float,
+        parallelism: int,
+        latency_ns: float,
+    ) -> int: ...
+    def now_ns(self) -> int: ...
+    def reserve(self, path: int, start_ns: int, nbytes: int, rows: int) -> int: ...
+    def wait_until_ns(self, time_ns: int) -> int: ...
+
+class TimeEngine:
+    def __init__(self) -> None: ...
+    def add_link(
+        self,
+        latency_ns: float,
+        read_bytes_per_ns: float,
+        write_bytes_per_ns: float,
+        per_request_ns: float,
+    ) -> int: ...
+    def add_path(
+        self,
+        links: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        one_message: Annotated[
+            NDArray[numpy.bool_], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        write: bool,
+        setup_ns: float,
+        parallelism: int,
+        latency_ns: float,
+    ) -> int: ...
+    def transfer(self, path: int, start_ns: int, nbytes: int, rows: int) -> int: ...
+    def compute(self, actor: int, start_ns: int, duration_ns: int) -> int: ...
+    def link_busy_ns(self) -> list[int]: ...
+    def link_bytes(self) -> list[int]: ...
+    def reset(self) -> None: ...
+    def replay(
+        self,
+        actor: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        path: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        nbytes: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        rows: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        duration_ns: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        dep_offsets: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        deps: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        not_before_ns: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+    ) -> tuple[
+        Annotated[NDArray[numpy.int64], dict(shape=(None,))],
+        Annotated[NDArray[numpy.int64], dict(shape=(None,))],
+    ]: ...
