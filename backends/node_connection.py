@@ -17,8 +17,6 @@ from emu.errors import MediumError, UserError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from emu.store import Rows
-
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:

@@ -323,6 +323,7 @@ class TimeEngine:
         Annotated[NDArray[numpy.int64], dict(shape=(None,))],
         Annotated[NDArray[numpy.int64], dict(shape=(None,))],
     ]: ...
+<<<<<<< HEAD
 
 class WorkFault(RuntimeError):
     pass
@@ -525,3 +526,5 @@ class Requester:
     @property
     def completions(self) -> int: ...
     def reset_counters(self) -> None: ...
+=======
+>>>>>>> testbed

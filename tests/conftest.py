@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from emu import probes
+from emu.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    probes.check_names(_needed(config))
+    try:
+        probes.check_names(_needed(config))
+    except UserError as error:
+        raise pytest.UsageError(f"--need: {error}") from None
 
 
 def _needed(config: pytest.Config) -> list[str]:

@@ -149,7 +149,7 @@ def test_a_wrong_flag_is_refused_by_its_name(flags: Flags, words: str) -> None:
 
 
 def test_a_count_that_contradicts_the_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--cxl-devices 4, but .* describes 2"):
+    with pytest.raises(UserError, match=r"--cxl-devices 4, but .* describes 2"):
         make_spec(Flags(cxl_devices=4), write(tmp_path, FILE))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,14 +42,14 @@ def command(name: str | None, every: bool, dry_run: bool, as_json: bool) -> None
         raise EmuError("; ".join(map(str, failures)))
 
 
-def _down(state: StateDirectory, name: str) -> dict[str, object]:
+def _down(state: StateDirectory, name: str) -> dict[str, Any]:
     from emu.provision.runner import Runner
 
     undone = Runner(state, progress).down(name)
     return {"name": name, "ended": undone.ended, "removed": undone.removed, "left": undone.left}
 
 
-def _preview(state: StateDirectory, name: str) -> dict[str, object]:
+def _preview(state: StateDirectory, name: str) -> dict[str, Any]:
     from emu.provision.condition import inspect
 
     found = inspect(state, name)
@@ -57,17 +57,17 @@ def _preview(state: StateDirectory, name: str) -> dict[str, object]:
     return {"name": name, "ended": ended, "removed": list(found.remains), "left": []}
 
 
-def _print(rows: list[dict[str, object]], *, dry_run: bool) -> None:
+def _print(rows: list[dict[str, Any]], *, dry_run: bool) -> None:
     if not rows:
         click.echo("no testbed")
     for row in rows:
-        ended, removed, left = row["ended"], row["removed"], row["left"]
-        assert isinstance(ended, list)
-        assert isinstance(removed, list)
-        assert isinstance(left, list)
-        verb = "would go" if dry_run else "is down"
+        if dry_run:
+            for what in [*(f"process {pid}" for pid in row["ended"]), *row["removed"]]:
+                click.echo(f"{row['name']}: would go: {what}")
+            continue
+        ended = ", ".join(map(str, row["ended"])) or "none"
         click.echo(
-            f"{row['name']} {verb}: {len(ended)} processes, {len(removed)} files and directories"
+            f"{row['name']} is down; files removed: {len(row['removed'])}, processes ended: {ended}"
         )
-        for line in left:
+        for line in row["left"]:
             click.echo(f"{row['name']}: left {line}")

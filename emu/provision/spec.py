@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from emu.errors import UserError
 from emu.units import parse_size
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DRIVERS = ("auto", "local", "qemu")
 COHERENCE = ("bi", "none")
@@ -167,7 +164,7 @@ def _profile(where: str, value: object) -> str:
         load_system(text)
     except UserError as error:
         raise UserError(f"{where}: {error.message}", remedy=error.remedy) from error
-    return os.path.abspath(text) if text.endswith(".toml") else text
+    return str(Path(text).absolute()) if text.endswith(".toml") else text
 
 
 _TABLES: Mapping[str, Mapping[str, Check]] = {

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from emu.sac.model import DsaModel
     from emu.sac.plan import RequestPlan, RunSpec
     from emu.store import Descriptor, KVStore, Rows
-    from emu.timing.clock import Clock, Op, Wait
+    from emu.timing.actors import Op, Wait
+    from emu.timing.clock import Clock
     from emu.timing.system import System
 
 
@@ -48,7 +49,7 @@ class Attacher:
         clock, system: charge the time.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         model: DsaModel,
         spec: RunSpec,
@@ -175,7 +176,7 @@ class Attacher:
             hot.request_rows(number, place)[: plan.prompt_rows] = rows[number]
         yield self._charge(self._design.miss_path, plan, record, ("kv",))
 
-    def _sequence(  # noqa: PLR0913
+    def _sequence(
         self,
         delivery: Delivery,
         record: Record,

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from emu.sac.plan import RunSpec
     from emu.sac.sequence import Sequence
     from emu.store import KVStore, Rows, TokenIds
-    from emu.timing.clock import Clock, Op, Signal, Wait
+    from emu.timing.actors import Op, Signal, Wait
+    from emu.timing.clock import Clock
     from emu.timing.system import System
 
 
@@ -316,7 +317,7 @@ class DecodeGpu:
             requests=runs,
         )
 
-    def _gather(  # noqa: PLR0913
+    def _gather(
         self,
         batch: list[Sequence],
         members: list[int],

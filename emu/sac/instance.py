@@ -52,7 +52,7 @@ class DecodeInstance:
         clock, system: charge the time.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         model: DsaModel,
         spec: RunSpec,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from emu.sac.plan import RequestPlan
     from emu.sac.selection import IndexKeys
     from emu.store import KVStore
-    from emu.timing.clock import Op
+    from emu.timing.actors import Op
 
 
 @dataclass(slots=True)
