@@ -48,7 +48,9 @@ def _own_group(own_cgroup: Path, cgroup_root: Path) -> Path | None:
         lines = own_cgroup.read_text().splitlines()
     except OSError:
         return None
-    return next((cgroup_root / l[3:].lstrip("/") for l in lines if l.startswith("0::")), None)
+    return next(
+        (cgroup_root / line[3:].lstrip("/") for line in lines if line.startswith("0::")), None
+    )
 
 
 def _group_free_bytes(group: Path, unlimited: int) -> int:

@@ -1,7 +1,7 @@
 """The C++ core of emu: what Python cannot do in microseconds."""
 
-from collections.abc import Sequence
 import enum
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
@@ -323,7 +323,6 @@ class TimeEngine:
         Annotated[NDArray[numpy.int64], dict(shape=(None,))],
         Annotated[NDArray[numpy.int64], dict(shape=(None,))],
     ]: ...
-<<<<<<< HEAD
 
 class WorkFault(RuntimeError):
     pass
@@ -526,5 +525,3 @@ class Requester:
     @property
     def completions(self) -> int: ...
     def reset_counters(self) -> None: ...
-=======
->>>>>>> testbed

@@ -129,9 +129,9 @@ class Testbed:
         scratch = Path(scratch_path(self.run_dir))
         for left in scratch.iterdir():
             pid, _, start_time = left.name.partition("-")
-            if pid.isdigit() and start_time.isdigit():
-                if not is_running(ProcessId(int(pid), int(start_time))):
-                    shutil.rmtree(left)
+            ours = pid.isdigit() and start_time.isdigit()
+            if ours and not is_running(ProcessId(int(pid), int(start_time))):
+                shutil.rmtree(left)
         own = identify(os.getpid())
         assert own is not None
         path = scratch / f"{own.pid}-{own.start_time}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections import deque
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import socket
 
 Message: TypeAlias = dict[str, Any]
 
