@@ -346,17 +346,23 @@ def check_array(
     Raises:
         ValueError: says what was got and what is wanted.
     """
-    wanted = f"{np.dtype(dtype).name} [{', '.join('?' if n is None else str(n) for n in shape)}], C-contiguous"
+    if (
+        isinstance(array, np.ndarray)
+        and array.dtype == dtype
+        and array.flags.c_contiguous
+        and (array.shape == shape or _fits(array.shape, shape))
+    ):
+        return
+    extents = ", ".join("?" if n is None else str(n) for n in shape)
+    wanted = f"{np.dtype(dtype).name} [{extents}], C-contiguous"
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{name}: got {type(array).__name__}, wanted {wanted}")  # noqa: TRY004
-    good = (
-        array.dtype == dtype
-        and array.ndim == len(shape)
-        and all(want is None or have == want for have, want in zip(array.shape, shape, strict=True))
-        and bool(array.flags.c_contiguous)
+    contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
+    raise ValueError(
+        f"{name}: got {array.dtype.name} {list(array.shape)}{contiguous}, wanted {wanted}"
     )
-    if not good:
-        contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
-        raise ValueError(
-            f"{name}: got {array.dtype.name} {list(array.shape)}{contiguous}, wanted {wanted}"
-        )
+
+
+def _fits(have: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    same = (want is None or extent == want for extent, want in zip(have, wanted, strict=False))
+    return len(have) == len(wanted) and all(same)

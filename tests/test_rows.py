@@ -257,9 +257,9 @@ def test_lengths_and_shared_tokens_can_be_set():
     assert [tables.length(slot, r) for r in range(3)] == [128] * 3
     with pytest.raises(ValueError, match="length"):
         tables.set_length(slot, 129)
-    tables.set_shared(slot, 64)
+    tables.set_shared(slot, 2**31 - 1)  # past the prompt: appended tokens are closed too
     with pytest.raises(ValueError, match="shared"):
-        tables.set_shared(slot, 65)
+        tables.set_shared(slot, -1)
     with pytest.raises(ValueError, match="region"):
         tables.length(slot, 3)
 

@@ -24,7 +24,7 @@ struct RequestTable {
   std::vector<int32_t> blocks;   // the prompt's ceil(prompt_tokens / block_tokens), then the appended ones
   std::vector<int32_t> lengths;  // per region: tokens written
   int64_t prompt_tokens = 0;
-  int64_t shared_tokens = 0;  // leading tokens that must not be written: others read them
+  int64_t shared_tokens = 0;  // leading tokens that must not be written: others may read them
   int64_t prompt_blocks = 0;
   uint32_t generation = 0;
   bool live = false;

@@ -237,7 +237,7 @@ void set_length(RowTables& tables, int64_t slot, int64_t length) {
 
 void set_shared(RowTables& tables, int64_t slot, int64_t shared_tokens) {
   RequestTable& request = tables.at(slot);
-  want(shared_tokens >= 0 && shared_tokens <= request.prompt_tokens, "shared_tokens lies past the prompt");
+  want(shared_tokens >= 0, "shared_tokens is negative");
   request.shared_tokens = shared_tokens;
 }
 
@@ -266,7 +266,8 @@ void register_tables(nb::module_& m) {
           },
           "slot"_a, "Tokens written in every region.")
       .def("set_length", &set_length, "slot"_a, "length"_a, "Set the length of every region.")
-      .def("set_shared", &set_shared, "slot"_a, "shared_tokens"_a)
+      .def("set_shared", &set_shared, "slot"_a, "shared_tokens"_a,
+           "Close the tokens before this one to writes; past the prompt, appended ones too.")
       .def(
           "capacity", [](RowTables& self, int64_t slot) { return self.capacity(self.at(slot)); }, "slot"_a,
           "Tokens that the request's blocks can hold.");

@@ -7,15 +7,14 @@ of them may be killed at any moment.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from emu.errors import KeyExists, KeyMissing, MediumError, StaleDescriptor, StoreFull, UserError
-from emu.pool import space
+from emu.pool import records, space
 from emu.pool.database import Database
 from emu.pool.opening import open_pool
 from emu.pool.process import Process
-from emu.pool.wire import key_bytes
+from emu.pool.records import Entry, Lease, Wanted
 
 if TYPE_CHECKING:
     import sqlite3
@@ -24,47 +23,6 @@ if TYPE_CHECKING:
     from emu.layout import KVLayout
     from emu.pool.medium import Medium
     from emu.store import Descriptor
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A request to reserve; the fields are KVStore.reserve()'s arguments."""
-
-    key: str
-    num_tokens: int
-    block_hashes: tuple[bytes, ...] = ()
-    append_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What the directory knows of one request.
-
-    Attributes:
-        generation: its number, never used twice.
-        key: its key.
-        state: "reserved", "published" or "deleted".
-        prompt_tokens: tokens of the prompt's blocks.
-        num_tokens: tokens written as of the last publish.
-        shared_tokens: leading tokens whose blocks were there before it.
-        blocks: the block table.
-    """
-
-    generation: int
-    key: str
-    state: str
-    prompt_tokens: int
-    num_tokens: int
-    shared_tokens: int
-    blocks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A hold on a request: its blocks stay until the lease is released or its process dies."""
-
-    number: int
-    entry: Entry
 
 
 class Directory:
@@ -104,9 +62,6 @@ class Directory:
             pass  # removed with its testbed, or formatted anew: nothing of ours is left in it
         finally:
             self._database.close()
-
-    def abandon(self) -> None:
-        """Forget the directory in a forked child, whose parent keeps the leases and the connection."""
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -156,7 +111,7 @@ class Directory:
                 shared_tokens,
                 space.pack_blocks(blocks),
                 b"".join(want.block_hashes),
-                _tick(db),
+                records.tick(db),
             ),
         ).lastrowid
         assert generation is not None
@@ -167,11 +122,10 @@ class Directory:
         return lease
 
     def _check_key_free(self, db: sqlite3.Connection, key: str) -> None:
-        key_bytes(key)
-        entry = _live_entry(db, key)
+        entry = records.live_entry(db, key)
         if entry is not None and entry.state == "reserved":
             space.reap(db)  # whoever was writing it may be dead
-            entry = _live_entry(db, key)
+            entry = records.live_entry(db, key)
         if entry is not None:
             raise KeyExists(key, device=self.device)
 
@@ -201,7 +155,7 @@ class Directory:
         db.execute(
             "UPDATE requests SET state = 'published', num_tokens = ?, appender = ?, last_used = ?"
             " WHERE generation = ?",
-            (num_tokens, appender, _tick(db), entry.generation),
+            (num_tokens, appender, records.tick(db), entry.generation),
         )
         self._make_shareable(db, entry, num_tokens)
 
@@ -211,7 +165,9 @@ class Directory:
         (raw,) = db.execute(
             "SELECT hashes FROM requests WHERE generation = ?", (entry.generation,)
         ).fetchone()
-        full = min(len(raw) // size, min(num_tokens, entry.prompt_tokens) // self._layout.block_tokens)
+        full = min(
+            len(raw) // size, min(num_tokens, entry.prompt_tokens) // self._layout.block_tokens
+        )
         db.executemany(
             "UPDATE OR IGNORE blocks SET hash = ? WHERE block = ? AND hash IS NULL",
             ((raw[i * size : (i + 1) * size], entry.blocks[i]) for i in range(full)),
@@ -255,7 +211,7 @@ class Directory:
         gone: list[int] = []
         with self._transaction() as db:
             for key in keys:
-                entry = _live_entry(db, key)
+                entry = records.live_entry(db, key)
                 if entry is None or (entry.state == "reserved" and not self._holds(db, entry)):
                     continue
                 db.execute(
@@ -277,10 +233,15 @@ class Directory:
             return [self._visible(db, key) for key in keys]
 
     def lease(self, keys: Sequence[str]) -> list[Lease | None]:
-        """Take a lease on each published request, or own reserved one; None where there is none."""
+        """Take a lease on each published request; None where there is none."""
         with self._transaction() as db:
-            entries = [self._visible(db, key) for key in keys]
-            return [None if e is None else self._add_lease(db, e.generation) for e in entries]
+            entries = [records.live_entry(db, key) for key in keys]
+            return [
+                self._add_lease(db, entry.generation)
+                if entry is not None and entry.state == "published"
+                else None
+                for entry in entries
+            ]
 
     def attach(self, descriptor: Descriptor) -> Lease:
         """Take a lease on what a descriptor names.
@@ -289,7 +250,7 @@ class Directory:
             StaleDescriptor: it is gone, or was on another pool.
         """
         with self._transaction() as db:
-            entry = _entry(db, "generation = ?", descriptor.generation)
+            entry = records.entry_of(db, descriptor.generation)
             if (
                 descriptor.device != self.pool.uuid
                 or entry is None
@@ -320,9 +281,9 @@ class Directory:
             "INSERT INTO leases (generation, holder) VALUES (?, ?)", (generation, self._holder)
         ).lastrowid
         db.execute(
-            "UPDATE requests SET last_used = ? WHERE generation = ?", (_tick(db), generation)
+            "UPDATE requests SET last_used = ? WHERE generation = ?", (records.tick(db), generation)
         )
-        entry = _entry(db, "generation = ?", generation)
+        entry = records.entry_of(db, generation)
         assert number is not None
         assert entry is not None
         return Lease(number, entry)
@@ -330,7 +291,7 @@ class Directory:
     def _leased(self, db: sqlite3.Connection, lease: int) -> tuple[Entry, int | None]:
         """The request of a lease, and the lease that may append to it, if one does."""
         row = db.execute("SELECT generation FROM leases WHERE lease = ?", (lease,)).fetchone()
-        entry = None if row is None else _entry(db, "generation = ?", row[0])
+        entry = None if row is None else records.entry_of(db, row[0])
         if entry is None:
             raise MediumError(
                 f"{self.device}: lease {lease} was taken away",
@@ -352,26 +313,7 @@ class Directory:
         return row is not None
 
     def _visible(self, db: sqlite3.Connection, key: str) -> Entry | None:
-        entry = _live_entry(db, key)
+        entry = records.live_entry(db, key)
         if entry is None or (entry.state == "reserved" and not self._holds(db, entry)):
             return None
         return entry
-
-
-def _entry(db: sqlite3.Connection, where: str, value: int | str) -> Entry | None:
-    row = db.execute(
-        "SELECT generation, key, state, prompt_tokens, num_tokens, shared_tokens, blocks"
-        f" FROM requests WHERE {where}",
-        (value,),
-    ).fetchone()
-    return None if row is None else Entry(*row[:6], blocks=space.unpack_blocks(row[6]))
-
-
-def _live_entry(db: sqlite3.Connection, key: str) -> Entry | None:
-    return _entry(db, "state != 'deleted' AND key = ?", key)
-
-
-def _tick(db: sqlite3.Connection) -> int:
-    """Next value of the clock that orders the uses of requests."""
-    (clock,) = db.execute("UPDATE device SET clock = clock + 1 RETURNING clock").fetchone()
-    return int(clock)

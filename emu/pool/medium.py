@@ -75,7 +75,17 @@ class Medium(ABC):
     def scatter(
         self, tables: _native.RowTables, region: Region, slots: SlotIds, start: TokenIds, rows: Rows
     ) -> None:
-        """KVStore.append of one region: rows uint8 [B, n, row_bytes]; advances the region's lengths in tables."""
+        """KVStore.append of one region: rows uint8 [B, n, row_bytes]; advances the region's lengths in tables.
+
+        Refuses tokens below a request's shared_tokens (_native.TokenFault) before anything is written.
+        """
+
+    def check(self) -> None:  # noqa: B027  (a medium without a path has nothing to check)
+        """Refuse a device that was replaced since it was opened; called before requests are reserved or attached.
+
+        Raises:
+            MediumError: says what stands there now.
+        """
 
     @abstractmethod
     def add_stats(self, stats: Stats) -> None:

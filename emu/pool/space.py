@@ -67,7 +67,9 @@ def take_blocks(db: sqlite3.Connection, count: int) -> list[int]:
 
 
 def _free_blocks(db: sqlite3.Connection, limit: int) -> list[int]:
-    rows = db.execute("SELECT block FROM blocks WHERE refcount = 0 ORDER BY block LIMIT ?", (limit,))
+    rows = db.execute(
+        "SELECT block FROM blocks WHERE refcount = 0 ORDER BY block LIMIT ?", (limit,)
+    )
     return [row[0] for row in rows]
 
 

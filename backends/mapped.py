@@ -1,0 +1,288 @@
+"""Memory that this process maps: what DRAM and CXL devices have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emu import _native, numa
+from emu.errors import HostError, MediumError, UserError
+from emu.layout import LINE_BYTES
+from emu.pool.medium import Medium, Region
+from emu.units import format_size
+
+if TYPE_CHECKING:
+    from emu.store import Rows, SlotIds, Stats, StoreOptions, TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """One mapped device.
+
+    Attributes:
+        name: for messages.
+        memory: the mapping.
+        fd: the device's open file, -1 for anonymous memory; MappedMedium closes it.
+        path: where it was opened, None for anonymous memory.
+    """
+
+    name: str
+    memory: mmap.mmap
+    fd: int
+    path: Path | None
+
+
+def map_anonymous(nbytes: int) -> Mapping:
+    """Private memory of this process.
+
+    Raises:
+        HostError: there is no room for it.
+    """
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise HostError(
+            f"{format_size(nbytes)} of memory cannot be had: {error}",
+            capability="memory",
+            remedy="ask for less capacity_bytes",
+        ) from error
+    return Mapping("dram", memory, -1, None)
+
+
+def map_device(path: Path) -> Mapping:
+    """Map an existing device whole: a regular file, or a devdax device.
+
+    Raises:
+        UserError: no such device, or not one that can be mapped.
+        HostError: no permission, or no room behind a sparse file.
+    """
+    fd = open_device(path)
+    try:
+        nbytes = _device_bytes(path, fd)
+        memory = mmap.mmap(fd, nbytes)
+    except OSError as error:
+        os.close(fd)
+        raise HostError(
+            f"{path}: cannot be mapped: {error.strerror}",
+            capability="shared_memory",
+            remedy="use a regular file on tmpfs or a devdax device",
+        ) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return Mapping(str(path), memory, fd, path)
+
+
+def open_device(path: Path, flags: int = 0) -> int:
+    """Open a device for reading and writing.
+
+    Raises:
+        UserError: there is none.
+        HostError: no permission.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise UserError(
+            f"{path}: no such device: {error.strerror}",
+            remedy="`emu up` makes devices, `emu status` lists them",
+        ) from error
+    except OSError as error:
+        raise HostError(
+            f"{path}: cannot be opened for reading and writing: {error.strerror}",
+            capability="shared_memory",
+            remedy="check the device's permissions",
+        ) from error
+
+
+def _device_bytes(path: Path, fd: int) -> int:
+    status = os.fstat(fd)
+    if stat.S_ISCHR(status.st_mode):
+        major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+        return devdax_bytes(path, Path(f"/sys/dev/char/{major}:{minor}"))
+    if not stat.S_ISREG(status.st_mode) or status.st_size == 0 or status.st_size % mmap.PAGESIZE:
+        kind = "a file" if stat.S_ISREG(status.st_mode) else "not a file"
+        raise UserError(
+            f"{path}: {kind} of {status.st_size} bytes is no device",
+            remedy=f"use a devdax device, or a file of a multiple of {mmap.PAGESIZE} bytes",
+        )
+    if status.st_blocks * 512 < status.st_size:
+        allocate(path, fd, status.st_size)  # a hole that cannot be filled later would be a SIGBUS
+    return status.st_size
+
+
+def devdax_bytes(path: Path, sysfs: Path) -> int:
+    """Size of a devdax device by its sysfs folder; touching memory past it is a SIGBUS.
+
+    Raises:
+        UserError: not a devdax device.
+    """
+    try:
+        if (sysfs / "subsystem").resolve().name == "dax":
+            return int((sysfs / "size").read_text(), 0)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: its size cannot be read: {error}", remedy="use /dev/daxN.M"
+        ) from error
+    raise UserError(f"{path}: a character device that is not devdax", remedy="use /dev/daxN.M")
+
+
+def allocate(path: Path, fd: int, nbytes: int) -> None:
+    """Give a file its memory, whatever it holds stays.
+
+    Raises:
+        HostError: it does not fit, with the numbers; the file is as it was.
+    """
+    allocated = os.fstat(fd).st_blocks * 512
+    file_system = os.fstatvfs(fd)
+    free = file_system.f_bavail * file_system.f_frsize
+    message = f"{path}: {nbytes} bytes do not fit, its file system has {free} free"
+    remedy = "make it smaller, or use another folder"
+    if nbytes - allocated > free:
+        raise HostError(message, capability="shared_memory", remedy=remedy)
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        raise HostError(
+            f"{message} ({error.strerror})", capability="shared_memory", remedy=remedy
+        ) from error
+
+
+class MappedMedium(Medium):
+    """Rows by load and store.
+
+    Args:
+        mapping: closed with the medium.
+        options: coherent and numa_node are used here.
+    """
+
+    def __init__(self, mapping: Mapping, options: StoreOptions) -> None:
+        self.name = mapping.name
+        self.size_bytes = len(mapping.memory)
+        self.directory_path = "" if mapping.path is None else f"{mapping.path.resolve()}.directory"
+        self._mapping = mapping
+        self._memory: Rows = np.frombuffer(mapping.memory, np.uint8)
+        self._coherent = options.coherent
+        self._lines_flushed = 0
+        self._identity = None if mapping.fd < 0 else os.fstat(mapping.fd)
+        self._sized = self._identity is not None and stat.S_ISREG(self._identity.st_mode)
+        self._numa = None
+        if options.numa_node is not None:
+            try:
+                self._numa = numa.bind(self._memory, options.numa_node, fresh=mapping.path is None)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """See Medium.close; a mapping that the caller still looks into goes with its last view."""
+        if self._mapping.memory.closed or not self._memory.size:
+            return
+        self._memory = np.empty(0, np.uint8)
+        with contextlib.suppress(BufferError):
+            self._mapping.memory.close()
+        if self._mapping.fd >= 0:
+            os.close(self._mapping.fd)
+
+    def buffer(self, nbytes: int) -> Rows:
+        """See Medium.buffer."""
+        room = np.zeros(nbytes + LINE_BYTES, np.uint8)
+        start = -room.ctypes.data % LINE_BYTES
+        return room[start : start + nbytes]
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """See Medium.read."""
+        self._check_size()
+        if not self._coherent:
+            self._lines_flushed += _native.invalidate(self._memory, offset, nbytes)
+        return self._memory[offset : offset + nbytes].tobytes()
+
+    def write(self, offset: int, data: bytes) -> None:
+        """See Medium.write."""
+        self._check_size()
+        self._memory[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        if not self._coherent:
+            self._lines_flushed += _native.writeback(self._memory, offset, len(data))
+
+    def gather(
+        self,
+        tables: _native.RowTables,
+        region: Region,
+        slots: SlotIds,
+        tokens: TokenIds,
+        out: Rows,
+        out_rows: TokenIds | None,
+        packed: bool,
+    ) -> int:
+        """See Medium.gather; without hardware coherence the rows' lines are dropped first."""
+        self._check_size()
+        where = (tables, self._memory, region.number, region.offset, region.row_bytes)
+        if not self._coherent:
+            self._lines_flushed += _native.invalidate_tokens(*where, slots, tokens)
+        return _native.gather_rows(*where, slots, tokens, out, out_rows)
+
+    def scatter(
+        self, tables: _native.RowTables, region: Region, slots: SlotIds, start: TokenIds, rows: Rows
+    ) -> None:
+        """See Medium.scatter; without hardware coherence the written lines are written back.
+
+        A row that is no multiple of a line shares its first line with the row before it. Whoever had the right
+        to append before may have written that one, so an old copy of the line must not be written back over it.
+        """
+        self._check_size()
+        where = (tables, self._memory, region.number, region.offset, region.row_bytes)
+        if not self._coherent and region.row_bytes % LINE_BYTES:
+            before = (start - 1)[:, None]  # -1 pads: there is no row before the first
+            self._lines_flushed += _native.invalidate_tokens(*where, slots, before)
+        _native.scatter_rows(*where, slots, start, rows, False)
+        if not self._coherent:
+            self._lines_flushed += _native.writeback_rows(*where, slots, start, rows.shape[1])
+
+    def check(self) -> None:
+        """See Medium.check."""
+        self._check_size()
+        if self._identity is None or self._mapping.path is None:
+            return
+        try:
+            now = self._mapping.path.stat()
+        except FileNotFoundError:
+            found = "nothing"
+        else:
+            if (now.st_dev, now.st_ino) == (self._identity.st_dev, self._identity.st_ino):
+                return
+            found = "another file"
+        raise MediumError(
+            f"{self.name}: the device was removed or replaced underneath: {found} stands there",
+            device=self.name,
+            status="DEVICE_REPLACED",
+            remedy="open the store again",
+        )
+
+    def _check_size(self) -> None:
+        """Refuse a file that was cut: touching what is gone would kill the process (SIGBUS)."""
+        if self._sized and (now := os.fstat(self._mapping.fd).st_size) < self.size_bytes:
+            raise MediumError(
+                f"{self.name}: the device shrank from {self.size_bytes} to {now} bytes",
+                device=self.name,
+                status="DEVICE_TRUNCATED",
+                remedy="make the device anew: `emu down`, `emu up`",
+            )
+
+    def add_stats(self, stats: Stats) -> None:
+        """See Medium.add_stats."""
+        stats.lines_flushed = self._lines_flushed
+        if self._numa is not None:
+            stats.numa_node = self._numa.node
+            stats.numa_bound = self._numa.bound
+            stats.numa_reason = self._numa.reason
+
+    def reset_stats(self) -> None:
+        """See Medium.reset_stats."""
+        self._lines_flushed = 0
