@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class NodeConnection:
     def __init__(self, address: str, options: ConnectionOptions | None = None) -> None:
         options = options or ConnectionOptions()
         self.address = address
+        self._pid = os.getpid()
         self._socket = connect(address, options.timeout_s)
         try:
             self.queue_pair = _native.RingQueuePair(
@@ -65,9 +67,13 @@ class NodeConnection:
             raise
 
     def close(self) -> None:
-        """Leave the node; it forgets the queue pair and the registered memory. Twice is allowed."""
-        with suppress(OSError):  # closed already, or the node is gone
-            self._socket.shutdown(socket.SHUT_RDWR)  # the queue pair holds a duplicate
+        """Leave the node; it forgets the queue pair and the registered memory. Twice is allowed.
+
+        A forked child only drops its copy: the connection is the parent's.
+        """
+        if os.getpid() == self._pid:
+            with suppress(OSError):  # closed already, or the node is gone
+                self._socket.shutdown(socket.SHUT_RDWR)  # the queue pair holds a duplicate
         self._socket.close()
 
     def register(self, nbytes: int) -> tuple[_native.RegisteredMemory, int]:
