@@ -32,7 +32,9 @@ def requests(*lengths: tuple[int, int], shared: int = 0) -> list[Request]:
     made = []
     for number, (input_tokens, output_tokens) in enumerate(lengths):
         blocks = -(-input_tokens // 512)
-        ids = tuple(range(min(shared, blocks))) + tuple(1000 * (number + 1) + i for i in range(shared, blocks))
+        ids = tuple(range(min(shared, blocks))) + tuple(
+            1000 * (number + 1) + i for i in range(shared, blocks)
+        )
         made.append(Request(f"r{number}", 0.0, input_tokens, output_tokens, ids))
     return made
 
@@ -49,7 +51,9 @@ class Engine:
     deliveries: list[Delivery] = field(default_factory=list)
 
     @classmethod
-    def make(cls, directory: Path, spec: RunSpec, trace: list[Request], device_bytes: int = 32 << 20) -> Engine:
+    def make(
+        cls, directory: Path, spec: RunSpec, trace: list[Request], device_bytes: int = 32 << 20
+    ) -> Engine:
         model = DsaModel(spec.config(), spec.kv_dtype, spec.seed)
         pools = []
         for number in range(spec.devices):
@@ -63,7 +67,9 @@ class Engine:
         instance = PrefillInstance(self.model, self.spec)
         for plan in self.plans:
             done = instance.run(plan, self.pools[plan.device])
-            self.deliveries.append(Delivery(plan, done.descriptor, plan.prompt_rows - done.shared_tokens))
+            self.deliveries.append(
+                Delivery(plan, done.descriptor, plan.prompt_rows - done.shared_tokens)
+            )
 
     def decode(self, design: str = "cxl") -> Decoded:
         system = System.load(self.spec.profile, gpus=self.spec.gpus, devices=self.spec.devices)
@@ -82,7 +88,9 @@ class Engine:
         return decoded
 
     def oracle(self, plan: RequestPlan) -> OracleResult:
-        return run_oracle(self.model, torch.from_numpy(plan.prompt(self.spec)), plan.request.output_tokens)
+        return run_oracle(
+            self.model, torch.from_numpy(plan.prompt(self.spec)), plan.request.output_tokens
+        )
 
     def differences(self, decoded: Decoded) -> list[str]:
         """Where tokens or pool rows differ from the in-memory run; nothing where they do not."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from sac_harness import Engine, requests
 
 from emu.errors import StoreError
 from emu.sac.decode import DecodeGpu, remote_runs
 from emu.sac.hot_buffer import HotBuffer
 from emu.sac.plan import RunSpec
 from emu.timing.oplog import replay
-from sac_harness import Engine, requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def test_tokens_and_rows_equal_the_in_memory_run(engine, design: str) -> None:
     if design != "hbm":
         assert decoded.misses > 0
         assert decoded.evictions > 0
-        assert 0 < decoded.hits
+        assert decoded.hits > 0
 
 
 def test_fp8_rows_are_exact_too(engine) -> None:
@@ -99,11 +99,15 @@ def test_a_write_back_of_the_wrong_row_is_caught(engine, monkeypatch: pytest.Mon
 
 def test_a_newest_row_in_the_wrong_slot_is_caught(engine, monkeypatch: pytest.MonkeyPatch) -> None:
     run = engine()
-    monkeypatch.setattr(HotBuffer, "newest_row", lambda self, place: place * self.shape.rows_per_request)
+    monkeypatch.setattr(
+        HotBuffer, "newest_row", lambda self, place: place * self.shape.rows_per_request
+    )
     assert run.differences(run.decode())
 
 
-def test_a_hot_buffer_that_forgets_to_fetch_is_caught(engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hot_buffer_that_forgets_to_fetch_is_caught(
+    engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = engine()
     monkeypatch.setattr(DecodeGpu, "_gather", lambda *_: None)
     assert run.differences(run.decode())
@@ -114,10 +118,10 @@ def test_the_operation_log_replays_to_the_same_times(engine) -> None:
     run.decode()
     assert run.clock is not None
     start_ns, end_ns = replay(run.clock.log, run.clock.system)
-    rows = [run.clock.log.row(number) for number in range(len(run.clock.log))]
+    rows = run.clock.log.ops
     assert len(rows) > 100
-    assert start_ns.tolist() == [row["start_ns"] for row in rows]
-    assert end_ns.tolist() == [row["end_ns"] for row in rows]
+    assert start_ns.tolist() == [row.start_ns for row in rows]
+    assert end_ns.tolist() == [row.end_ns for row in rows]
 
 
 def test_round_1_charges_prefill_and_round_2_does_not(engine, tmp_path: Path) -> None:
@@ -127,14 +131,21 @@ def test_round_1_charges_prefill_and_round_2_does_not(engine, tmp_path: Path) ->
     computed = second.decode()
     assert all(record.prefill_compute_ns == 0 for record in in_pool.records)
     assert all(record.prefill_compute_ns > 0 for record in computed.records)
-    by_number = [{r.number: r.token_ns[0] - r.arrival_ns for r in d.records} for d in (in_pool, computed)]
+    by_number = [
+        {r.number: r.token_ns[0] - r.arrival_ns for r in d.records} for d in (in_pool, computed)
+    ]
     assert all(by_number[1][n] > by_number[0][n] for n in by_number[0])
 
 
 def test_ttft_is_the_sum_of_its_parts(engine) -> None:
     decoded = engine().decode()
     for record in decoded.records:
-        before_step = record.arrival_ns + record.prefill_compute_ns + record.attach_transfer_ns + record.queue_ns
+        before_step = (
+            record.arrival_ns
+            + record.prefill_compute_ns
+            + record.attach_transfer_ns
+            + record.queue_ns
+        )
         assert record.queue_ns >= 0
         assert record.token_ns[0] > before_step + record.stall_ns[0] - 1
         assert len(record.tokens) == len(record.token_ns) == len(record.stall_ns)
@@ -144,7 +155,9 @@ def test_an_open_loop_keeps_the_trace_s_times(engine) -> None:
     trace = [replace(r, arrival_ms=5.0 * i) for i, r in enumerate(TRACE)]
     run = engine(replace(SPEC, arrivals="trace"), trace)
     decoded = run.decode()
-    assert {r.number: r.arrival_ns for r in decoded.records} == {i: 5_000_000 * i for i in range(len(trace))}
+    assert {r.number: r.arrival_ns for r in decoded.records} == {
+        i: 5_000_000 * i for i in range(len(trace))
+    }
     assert all(record.queue_ns >= 0 for record in decoded.records)
     assert run.differences(decoded) == []
 
