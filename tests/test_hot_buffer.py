@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu import _native
@@ -116,6 +116,7 @@ def selections(tokens: int) -> st.SearchStrategy[list[int]]:
     return st.lists(padded, max_size=TOP_K, unique_by=lambda t: t if t >= 0 else object())
 
 
+@settings(deadline=None)
 @given(
     resident=st.integers(0, 2 * SLOTS),
     steps=st.lists(st.tuples(selections(20), st.integers(-1, 19)), max_size=12),

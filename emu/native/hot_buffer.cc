@@ -33,7 +33,7 @@ void want(bool good, const char* what) {
 class Selection {
  public:
   explicit Selection(size_t tokens)
-      : shift_(32 - std::bit_width(2 * tokens - 1)), entries_(size_t{1} << (32 - shift_)) {}
+      : shift_(32 - static_cast<int>(std::bit_width(2 * tokens - 1))), entries_(size_t{1} << (32 - shift_)) {}
 
   void clear() {
     if (++epoch_ == 0) {  // after 2^32 clears, old entries would look new

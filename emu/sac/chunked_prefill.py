@@ -146,14 +146,13 @@ def _attention(
 ) -> Tensor:
     """Masked attention of 64 queries over the whole context, f32 [64, heads * v_dim]."""
     context = allowed.shape[1]
-    forbidden = ~allowed
+    bias = torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+    q_rope = (projection.q_rope * model.softmax_scale).transpose(0, 1).contiguous()
+    q_nope = (projection.q_nope * model.softmax_scale).transpose(0, 1).contiguous()
     k_rope = state.k_rope[layer][:context].t()
     outputs = []
     for head in range(model.config.heads):
-        scores = torch.mm(projection.q_rope[:, head].contiguous(), k_rope)
-        scores.addmm_(
-            projection.q_nope[:, head].contiguous(), state.k_nope[layer][head, :context].t()
-        )
-        scores.mul_(model.softmax_scale).masked_fill_(forbidden, -torch.inf)
+        scores = torch.addmm(bias, q_rope[head], k_rope)
+        scores.addmm_(q_nope[head], state.k_nope[layer][head, :context].t())
         outputs.append(torch.mm(torch.softmax(scores, dim=-1), state.values[layer][head, :context]))
     return torch.cat(outputs, dim=1)

@@ -71,7 +71,7 @@ _E4M3 = _e4m3_table()
 
 def _quantize(values: Tensor) -> tuple[Tensor, Tensor]:
     """f32 [n, groups * 128] to (e4m3 bytes [n, groups * 128], f32 scales [n, groups])."""
-    groups = values.reshape(values.shape[0], -1, _SCALE_GROUP)
+    groups = values.reshape(values.shape[0], values.shape[1] // _SCALE_GROUP, _SCALE_GROUP)
     scales = groups.abs().amax(dim=-1).clamp_min(_AMAX_FLOOR) / _E4M3_MAX
     scaled = (groups / scales.unsqueeze(-1)).clamp(-_E4M3_MAX, _E4M3_MAX)
     return scaled.to(torch.float8_e4m3fn).view(torch.uint8).reshape(values.shape), scales
@@ -80,7 +80,7 @@ def _quantize(values: Tensor) -> tuple[Tensor, Tensor]:
 def _dequantize(data: Tensor, scales: Tensor, out: Tensor) -> None:
     """Write e4m3 bytes [n, groups * 128] times scales [n, groups] to out f32 of data's shape."""
     values = _E4M3.index_select(0, data.to(torch.int32).reshape(-1))
-    grouped = values.view(data.shape[0], -1, _SCALE_GROUP)
+    grouped = values.view(*scales.shape, _SCALE_GROUP)
     torch.mul(grouped, scales.unsqueeze(-1), out=grouped)
     out.copy_(grouped.view(data.shape))
 

@@ -25,10 +25,11 @@ from emu.sac.weights import random_weights
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from emu.layout import KVLayout
     from emu.sac.chunked_prefill import PrefillState
     from emu.sac.codec import KVDtype, Rows
     from emu.sac.config import ModelConfig
-    from emu.sac.selection import IndexKeys, TokenIds
+    from emu.sac.selection import IndexKeys, Scores, TokenIds
     from emu.sac.weights import IndexerWeights, Weights
 
 _INNER_EPS = 1e-6  # transformers' default for the norms inside attention and indexer
@@ -89,6 +90,11 @@ class DsaModel:
         exponents = torch.arange(0, config.rope_dim, 2, dtype=torch.float32) / config.rope_dim
         self._inverse_frequencies = 1.0 / (config.rope_theta**exponents)
 
+    @property
+    def layout(self) -> KVLayout:
+        """How its rows lie in a pool."""
+        return self.config.layout(self.kv_dtype)
+
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [n] to f32 [n, hidden]."""
         return self.weights.embedding.index_select(0, tokens)
@@ -106,13 +112,13 @@ class DsaModel:
         angles = positions.to(torch.float32).unsqueeze(1) * self._inverse_frequencies
         cos, sin = angles.cos(), angles.sin()
         x = self._norm(x, weights.attention_norm)
-        q_latent = rms_norm(F.linear(x, weights.q_a), weights.q_a_norm, _INNER_EPS)
+        q_latent = _rms_norm(F.linear(x, weights.q_a), weights.q_a_norm, _INNER_EPS)
         queries = F.linear(q_latent, weights.q_b).view(count, config.heads, -1)
         q_nope, q_rope = torch.split(queries, [config.nope_dim, config.rope_dim], dim=-1)
         latent, rope = torch.split(
             F.linear(x, weights.kv_a), [config.kv_lora_rank, config.rope_dim], dim=-1
         )
-        latent = rms_norm(latent, weights.kv_a_norm, _INNER_EPS)
+        latent = _rms_norm(latent, weights.kv_a_norm, _INNER_EPS)
         kv_rows = self.kv_codec.encode(latent, rotate_interleaved(rope, cos, sin))
         q_rope = rotate_interleaved(q_rope, cos.unsqueeze(1), sin.unsqueeze(1))
         if weights.indexer is None:
@@ -190,20 +196,17 @@ class DsaModel:
         inner = F.silu(F.linear(normed, weights.gate)) * F.linear(normed, weights.up)
         return x + F.linear(inner, weights.down)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """f32 [1, hidden] to f32 [vocab]."""
-        return F.linear(self._norm(x, self.weights.norm), self.weights.head)[0]
-
-    def next_token(self, x: Tensor) -> int:
-        """Greedy choice for f32 [1, hidden]; the lowest id on ties."""
-        return int(self.logits(x).numpy().argmax())
+    def logits(self, x: Tensor) -> Scores:
+        """f32 [1, hidden] to f32 [vocab]; the greedy next token is argmax, the lowest id on ties."""
+        head: Scores = F.linear(self._norm(x, self.weights.norm), self.weights.head)[0].numpy()
+        return head
 
     def prefill_chunk(self, tokens: Tensor, start: int, state: PrefillState) -> Mapping[str, Rows]:
         """Rows of the next tokens of a prompt; see emu.sac.chunked_prefill.prefill_chunk."""
         return prefill_chunk(self, tokens, start, state)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self.config.rms_norm_eps)
+        return _rms_norm(x, weight, self.config.rms_norm_eps)
 
     def _index(
         self, weights: IndexerWeights, x: Tensor, q_latent: Tensor, cos_sin: tuple[Tensor, Tensor]
@@ -230,11 +233,6 @@ class DsaModel:
         )
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm over the last dimension, f32."""
-    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
-
-
 def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of neighbouring pairs, f32 [..., d]; the result has all first members, then all second."""
     first, second = x[..., 0::2], x[..., 1::2]
@@ -245,3 +243,7 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of pairs (j, j + d/2), f32 [..., d]."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)

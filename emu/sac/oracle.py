@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from emu.sac.codec import Rows
     from emu.sac.model import DsaModel
-    from emu.sac.selection import TokenIds
+    from emu.sac.selection import Scores, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,13 @@ class OracleResult:
         tokens: the output tokens.
         rows: for each component uint8 [its layers, prompt - 1 + output, row_bytes].
         selections: for each decode step int32 [layers, top_k], what attention read.
+        logits: for each decode step f32 [vocab].
     """
 
     tokens: list[int]
     rows: dict[str, Rows]
     selections: list[TokenIds]
+    logits: list[Scores]
 
 
 def run_oracle(model: DsaModel, prompt: Tensor, output_tokens: int) -> OracleResult:
@@ -47,21 +49,30 @@ def run_oracle(model: DsaModel, prompt: Tensor, output_tokens: int) -> OracleRes
     """
     if prompt.shape[0] < 1:
         raise ValueError("an empty prompt")
-    run = _Decode(model, prompt.shape[0] - 1 + output_tokens)
+    run = InMemoryRequest(model, prompt.shape[0] - 1 + output_tokens)
     run.prefill(prompt[:-1])
-    token, tokens, selections = int(prompt[-1]), [], []
+    result = OracleResult([], run.rows, [], [])
+    token = int(prompt[-1])
     for _ in range(output_tokens):
-        token, selection = run.step(token)
-        tokens.append(token)
-        selections.append(selection)
-    return OracleResult(tokens, run.rows, selections)
+        logits, selections = run.step(token)
+        token = int(logits.argmax())
+        result.tokens.append(token)
+        result.selections.append(selections)
+        result.logits.append(logits)
+    return result
 
 
-class _Decode:
-    """One request whose rows lie in arrays."""
+class InMemoryRequest:
+    """One request whose rows lie in arrays.
+
+    Args:
+        model: the model.
+        capacity: tokens that the request will hold at the end.
+    """
 
     def __init__(self, model: DsaModel, capacity: int) -> None:
         layout = model.config.layout(model.kv_dtype)
+        self.capacity = capacity
         self._model = model
         self._length = 0
         self.rows = {
@@ -73,7 +84,11 @@ class _Decode:
             for layer in model.config.index_layers
         }
 
+    def __len__(self) -> int:
+        return self._length
+
     def prefill(self, tokens: Tensor) -> None:
+        """Compute the rows of the first tokens, int64 [n]."""
         state = PrefillState(self._model, tokens.shape[0])
         for start in range(0, tokens.shape[0], CHUNK_TOKENS):
             chunk = tokens[start : start + CHUNK_TOKENS]
@@ -83,8 +98,8 @@ class _Decode:
         for number, keys in enumerate(self._keys.values()):
             keys.extend(self.rows["index"][number, : self._length])
 
-    def step(self, token: int) -> tuple[int, TokenIds]:
-        """Process one token; returns the next one and the selections, int32 [layers, top_k]."""
+    def step(self, token: int) -> tuple[Scores, TokenIds]:
+        """Process one token; returns the logits, f32 [vocab], and the selections, int32 [layers, top_k]."""
         model, position = self._model, self._length
         self._length += 1
         x = model.embed(torch.tensor([token]))
@@ -102,4 +117,4 @@ class _Decode:
             selections.append(selection)
             rows = self.rows["kv"][layer, selection[selection >= 0]]
             x = model.attend(layer, x, projection, 0, rows)
-        return model.next_token(x), np.stack(selections)
+        return model.logits(x), np.stack(selections)

@@ -129,12 +129,16 @@ class _Draw:
 
 
 def _indexer(config: ModelConfig, draw: _Draw) -> IndexerWeights:
+    head_weights = draw.persistent(config.index_heads, config.hidden)
+    head_weights[
+        :, 0
+    ].abs_()  # a negative weight would make the tokens that no head likes the best ones
     return IndexerWeights(
         wq_b=draw.linear(config.index_heads * config.index_dim, config.q_lora_rank),
         wk=draw.linear(config.index_dim, config.hidden),
         k_norm=draw.norm(config.index_dim),
         k_norm_bias=_NORM_SPREAD * draw.normal(config.index_dim),
-        head_weights=draw.persistent(config.index_heads, config.hidden),
+        head_weights=head_weights,
     )
 
 
