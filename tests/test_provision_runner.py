@@ -76,7 +76,7 @@ def test_up_makes_what_the_plan_says_and_down_leaves_nothing(home: Home) -> None
         assert found.st_size == device.size_bytes
         assert found.st_blocks * 512 >= device.size_bytes, "sparse"
     assert sorted(entry.name for entry in run_dir.iterdir()) == sorted(
-        [MARKER, "cxl0", "cxl1", "memory-node.log", "memory-node.sock"]
+        [MARKER, "cxl0", "cxl1", "memory-node.log", "memory-node.sock", "runs"]
         + [f"host{n}.{kind}" for n in (0, 1) for kind in ("env", "log")]
     )
     found_condition = inspect(StateDirectory(), "lab")
@@ -458,3 +458,25 @@ def test_a_mapping_that_emu_did_not_make_is_named(home: Home) -> None:
     finally:
         child.kill()
         child.communicate()
+
+
+def test_what_killed_runs_left_is_listed_and_goes_with_the_testbed(home: Home) -> None:
+    runner = Runner(StateDirectory())
+    run_dir = Path(runner.up(plan_for(home, rdma="off")).run_dir)
+    left = run_dir / "runs" / "1-1"
+    left.mkdir()
+    (left / "shard").write_bytes(b"x")
+    assert str(left) in inspect(StateDirectory(), "lab").remains
+    assert runner.down("lab").left == []
+    nothing_left(home)
+
+
+def test_a_scratch_directory_that_somebody_replaced_stays(home: Home) -> None:
+    runner = Runner(StateDirectory())
+    run_dir = Path(runner.up(plan_for(home, rdma="off")).run_dir)
+    (run_dir / "runs").rename(run_dir / "moved")
+    (run_dir / "runs").mkdir()
+    (run_dir / "runs" / "notes").write_text("not ours")
+    undone = runner.down("lab")
+    assert f"{run_dir}/runs: emu did not make it" in undone.left
+    assert (run_dir / "runs" / "notes").read_text() == "not ours"
