@@ -1,3 +1,7 @@
+"""The C++ core of emu: what Python cannot do in microseconds."""
+
+import enum
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
@@ -10,6 +14,10 @@ class TokenFault(IndexError):
     pass
 
 class RowTables:
+    """
+    Block tables of one store's requests. Not safe for two threads at once.
+    """
+
     def __init__(self, block_tokens: int, num_regions: int) -> None: ...
     def add(
         self,
@@ -19,13 +27,26 @@ class RowTables:
         prompt_tokens: int,
         shared_tokens: int,
         length: int,
-    ) -> int: ...
+    ) -> int:
+        """Add a request: blocks int32 [n], the prompt's first. Returns its slot."""
+
     def remove(self, slot: int) -> None: ...
-    def length(self, slot: int, region: int) -> int: ...
-    def min_length(self, slot: int) -> int: ...
-    def set_length(self, slot: int, length: int) -> None: ...
-    def set_shared(self, slot: int, shared_tokens: int) -> None: ...
-    def capacity(self, slot: int) -> int: ...
+    def length(self, slot: int, region: int) -> int:
+        """Tokens written in one region."""
+
+    def min_length(self, slot: int) -> int:
+        """Tokens written in every region."""
+
+    def set_length(self, slot: int, length: int) -> None:
+        """Set the length of every region."""
+
+    def set_shared(self, slot: int, shared_tokens: int) -> None:
+        """
+        Close the tokens before this one to writes; past the prompt, appended ones too.
+        """
+
+    def capacity(self, slot: int) -> int:
+        """Tokens that the request's blocks can hold."""
 
 def gather_rows(
     tables: RowTables,
@@ -46,7 +67,11 @@ def gather_rows(
         NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
     ]
     | None = None,
-) -> int: ...
+) -> int:
+    """
+    Copy the rows of tokens int32 [B, k] (-1 skips) to out uint8 [R, row_bytes]; returns the rows copied.
+    """
+
 def scatter_rows(
     tables: RowTables,
     memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
@@ -64,7 +89,11 @@ def scatter_rows(
         dict(shape=(None, None, None), order="C", device="cpu", writable=False),
     ],
     nontemporal: bool,
-) -> int: ...
+) -> int:
+    """
+    Write rows uint8 [B, n, row_bytes] at tokens start[b] .. start[b] + n; returns the rows written.
+    """
+
 def writeback_rows(
     tables: RowTables,
     memory: Annotated[
@@ -80,7 +109,11 @@ def writeback_rows(
         NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
     ],
     n: int,
-) -> int: ...
+) -> int:
+    """
+    Write back the lines of tokens start[b] .. start[b] + n; returns the lines.
+    """
+
 def invalidate_tokens(
     tables: RowTables,
     memory: Annotated[
@@ -95,21 +128,33 @@ def invalidate_tokens(
     tokens: Annotated[
         NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
     ],
-) -> int: ...
+) -> int:
+    """
+    Drop the lines of tokens int32 [B, k] from the caches; returns the lines.
+    """
+
 def writeback(
     memory: Annotated[
         NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)
     ],
     offset: int,
     nbytes: int,
-) -> int: ...
+) -> int:
+    """
+    Write dirty lines back to memory, then a store fence; returns the lines.
+    """
+
 def invalidate(
     memory: Annotated[
         NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)
     ],
     offset: int,
     nbytes: int,
-) -> int: ...
+) -> int:
+    """
+    Drop lines from this CPU's caches, then a full fence; returns the lines.
+    """
+
 def store_fence() -> None: ...
 def full_fence() -> None: ...
 def nontemporal_copy(
@@ -117,11 +162,366 @@ def nontemporal_copy(
     src: Annotated[
         NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)
     ],
-) -> int: ...
-def visibility_features() -> dict[str, bool]: ...
-def mbind(address: int, nbytes: int, node: int) -> int: ...
+) -> int:
+    """
+    Copy past the caches, then a store fence; returns the part lines that were written back.
+    """
+
+def visibility_features() -> dict[str, bool]:
+    """The flush instructions of this CPU."""
+
+def mbind(address: int, nbytes: int, node: int) -> int:
+    """
+    Bind whole pages to a node and move those that are there already; returns 0 or errno.
+    """
+
 def page_nodes(
     address: int,
     page_bytes: int,
     nodes: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-) -> int: ...
+) -> int:
+    """
+    Fill nodes int32 [n] with the node of each page from address on, or its negative errno; returns 0 or errno.
+    """
+
+class HotBuffer:
+    """HiSparse's replacement rule. Not safe for two threads at once."""
+
+    def __init__(self, num_layers: int, max_requests: int, slots: int, top_k: int) -> None: ...
+    def admit(self, request_index: int, resident_tokens: int) -> None:
+        """
+        Forget what the index held; up to `slots` tokens count as resident, of more none does.
+        """
+
+    def release(self, request_index: int) -> None: ...
+    def resolve(
+        self,
+        layer: int,
+        requests: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        tokens: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        newest: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        locs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")],
+        miss_tokens: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")
+        ],
+        miss_slots: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")
+        ],
+    ) -> int:
+        """
+        One decode step of one layer: fills the outputs int32 [B, k]; returns the misses.
+        """
+
+    def slot_tokens(self, layer: int, request_index: int) -> list[int]:
+        """Token of each slot, -1 if empty."""
+
+    def order(self, layer: int, request_index: int) -> list[int]:
+        """The slots, next victim first."""
+
+    @property
+    def hits(self) -> int: ...
+    @property
+    def misses(self) -> int: ...
+    @property
+    def evictions(self) -> int: ...
+
+class LinkClock:
+    def __init__(
+        self,
+        words: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+        dilation: float,
+        source: str = "auto",
+    ) -> None: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def ticks_per_ns(self) -> float: ...
+    def add_link(
+        self,
+        latency_ns: float,
+        read_bytes_per_ns: float,
+        write_bytes_per_ns: float,
+        per_request_ns: float,
+    ) -> int: ...
+    def add_path(
+        self,
+        links: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        one_message: Annotated[
+            NDArray[numpy.bool_], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        write: bool,
+        setup_ns: float,
+        parallelism: int,
+        latency_ns: float,
+    ) -> int: ...
+    def now_ns(self) -> int: ...
+    def reserve(self, path: int, start_ns: int, nbytes: int, rows: int) -> int: ...
+    def wait_until_ns(self, time_ns: int) -> int: ...
+
+class TimeEngine:
+    def __init__(self) -> None: ...
+    def add_link(
+        self,
+        latency_ns: float,
+        read_bytes_per_ns: float,
+        write_bytes_per_ns: float,
+        per_request_ns: float,
+    ) -> int: ...
+    def add_path(
+        self,
+        links: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        one_message: Annotated[
+            NDArray[numpy.bool_], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        write: bool,
+        setup_ns: float,
+        parallelism: int,
+        latency_ns: float,
+    ) -> int: ...
+    def transfer(self, path: int, start_ns: int, nbytes: int, rows: int) -> int: ...
+    def compute(self, actor: int, start_ns: int, duration_ns: int) -> int: ...
+    def link_busy_ns(self) -> list[int]: ...
+    def link_bytes(self) -> list[int]: ...
+    def reset(self) -> None: ...
+    def replay(
+        self,
+        actor: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        path: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        nbytes: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        rows: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        duration_ns: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        dep_offsets: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        deps: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        not_before_ns: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+    ) -> tuple[
+        Annotated[NDArray[numpy.int64], dict(shape=(None,))],
+        Annotated[NDArray[numpy.int64], dict(shape=(None,))],
+    ]: ...
+
+class WorkFault(RuntimeError):
+    pass
+
+class RegisteredMemory:
+    """Pages for the local side of a queue pair."""
+
+    def __init__(self, nbytes: int) -> None: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    def array(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C")]:
+        """uint8 [nbytes]; keeps the pages mapped."""
+
+    def close_fd(self) -> None:
+        """Once registered: the mapping stays."""
+
+class Opcode(enum.Enum):
+    READ = 1
+
+    WRITE = 2
+
+    PACK = 3
+
+class WorkRequest:
+    """sge: (address, length, lkey) of registered memory, at most 30."""
+
+    def __init__(
+        self,
+        opcode: Opcode,
+        wr_id: int,
+        rkey: int,
+        remote_offset: int,
+        sge: Sequence[tuple[int, int, int]],
+        signalled: bool = True,
+    ) -> None: ...
+
+class Completion:
+    @property
+    def wr_id(self) -> int: ...
+    @property
+    def opcode(self) -> Opcode: ...
+    @property
+    def status(self) -> str: ...
+
+class QueuePair:
+    """A reliable connection. Not safe for two threads at once."""
+
+    def post(self, requests: Sequence[WorkRequest]) -> int:
+        """Post as many as the send queue takes; returns how many were."""
+
+    def poll(self, limit: int = 64) -> list[Completion]:
+        """Completions that are there already."""
+
+    def wait(self) -> None:
+        """Sleep until poll() has something."""
+
+    @property
+    def send_queue_depth(self) -> int: ...
+    @property
+    def max_rd_atomic(self) -> int: ...
+    @property
+    def max_outstanding_reads(self) -> int: ...
+    def reset_max_outstanding_reads(self) -> None: ...
+
+class RingQueuePair(QueuePair):
+    """A queue pair executed by a memory node."""
+
+    def __init__(self, send_queue_depth: int, max_rd_atomic: int, timeout_s: float) -> None: ...
+    @property
+    def fds(self) -> list[int]:
+        """(rings, doorbell, completion event), for the node."""
+
+    def connect(self, socket: int) -> None:
+        """The socket whose end says that the node is gone."""
+
+class NodeMemory:
+    """The memory of a node, mapped from a memfd sealed against shrinking."""
+
+    def __init__(self, fd: int, nbytes: int) -> None: ...
+
+class Responder:
+    """A memory node's end of one queue pair, with a thread of its own."""
+
+    def __init__(
+        self, memory: NodeMemory, fds: Sequence[int], send_queue_depth: int, max_rd_atomic: int
+    ) -> None: ...
+    @property
+    def max_rd_atomic(self) -> int:
+        """READs that it takes in flight."""
+
+    def register_memory(self, fd: int, nbytes: int, address: int) -> int:
+        """Map a client's memory; returns its lkey."""
+
+    def deregister_memory(self, lkey: int) -> None: ...
+    def expose(self, offset: int, nbytes: int, remote_read: bool, remote_write: bool) -> int:
+        """Let the client reach a range; returns its rkey."""
+
+    def close(self) -> None:
+        """Stop the thread; twice is allowed."""
+
+class Requester:
+    """Moves rows by work requests. Not safe for two threads at once."""
+
+    def __init__(
+        self,
+        queue_pair: QueuePair,
+        rkey: int,
+        staging_address: int,
+        staging_bytes: int,
+        staging_lkey: int,
+    ) -> None: ...
+    def add_memory(self, address: int, nbytes: int, lkey: int) -> None:
+        """Registered memory: arrays inside it are moved without a copy."""
+
+    def read_rows(
+        self,
+        tables: RowTables,
+        region: int,
+        region_offset: int,
+        row_bytes: int,
+        slots: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        tokens: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        out: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu")],
+        out_rows: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ]
+        | None = None,
+    ) -> int:
+        """
+        READ the rows of tokens int32 [B, k] (-1 skips) into out uint8 [R, row_bytes]; returns the rows read.
+        """
+
+    def pack_rows(
+        self,
+        tables: RowTables,
+        region: int,
+        region_offset: int,
+        row_bytes: int,
+        slots: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        tokens: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        out: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu")],
+        out_rows: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ]
+        | None = None,
+    ) -> int:
+        """As read_rows, but the owner packs the rows into one message."""
+
+    def write_rows(
+        self,
+        tables: RowTables,
+        region: int,
+        region_offset: int,
+        row_bytes: int,
+        slots: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        start: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        rows: Annotated[
+            NDArray[numpy.uint8],
+            dict(shape=(None, None, None), order="C", device="cpu", writable=False),
+        ],
+    ) -> int:
+        """
+        WRITE rows uint8 [B, n, row_bytes] at tokens start[b] .. start[b] + n; returns the rows.
+        """
+
+    def read(
+        self,
+        offset: int,
+        out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def write(
+        self,
+        offset: int,
+        data: Annotated[
+            NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+    ) -> None: ...
+    @property
+    def work_requests(self) -> int: ...
+    @property
+    def reads(self) -> int: ...
+    @property
+    def writes(self) -> int: ...
+    @property
+    def packs(self) -> int: ...
+    @property
+    def completions(self) -> int: ...
+    def reset_counters(self) -> None: ...

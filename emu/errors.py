@@ -74,6 +74,21 @@ class WorkerError(EmuError):
         self.log_tail = log_tail
 
 
+class DeadlockError(EmuError):
+    """Actors of a clock wait for signals that nobody can fire any more.
+
+    Args:
+        waiting: name of the signal that each actor waits for, by the actor's name.
+    """
+
+    def __init__(self, waiting: dict[str, str]) -> None:
+        listed = ", ".join(f"{actor} for {signal}" for actor, signal in waiting.items())
+        super().__init__(
+            f"every actor waits: {listed}", remedy="fire the signal, or end the actor that waits"
+        )
+        self.waiting = waiting
+
+
 class StoreError(EmuError):
     """A KV store cannot do what was asked."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from emu.errors import UserError
 
@@ -19,8 +20,8 @@ def parse_size(text: str | int) -> int:
     match = _SIZE.match(str(text))
     if match is None:
         raise UserError(f"{text!r} is not a size", remedy="write for instance 256M, 1GiB or 4096")
-    value = float(match[1]) * 1024 ** _POWER[match[2].lower()]
-    if value != int(value):
+    value = Fraction(match[1]) * 1024 ** _POWER[match[2].lower()]
+    if value.denominator != 1:
         raise UserError(
             f"{text!r} is not a whole number of bytes",
             remedy="write for instance 256M, 1GiB or 4096",

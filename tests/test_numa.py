@@ -125,6 +125,18 @@ def test_the_native_calls_report_errno():
     assert _native.mbind(memory.ctypes.data + 1, 64, NODE) != 0
 
 
+@pytest.mark.usefixtures("can_bind")
+def test_each_page_is_asked_for_by_its_own_address():
+    """The one page that nobody touched is found among more pages than one system call takes."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = np.frombuffer(mmap.mmap(-1, 1100 * mmap.PAGESIZE, flags=private), np.uint8)
+    touched = np.arange(1100) != 1050
+    memory[np.flatnonzero(touched) * mmap.PAGESIZE] = 1
+    nodes = np.full(1100, -99, np.int32)
+    assert _native.page_nodes(memory.ctypes.data, mmap.PAGESIZE, nodes) == 0
+    np.testing.assert_array_equal(nodes >= 0, touched)
+
+
 def test_node_lists_of_the_kernel_are_read():
     assert numa.parse_node_list("0-1,3\n") == (0, 1, 3)
     assert numa.parse_node_list("\n") == ()

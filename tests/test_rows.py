@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu import _native
@@ -61,6 +61,7 @@ def requests(draw: st.DrawFn) -> tuple[int, int, np.ndarray]:
     return prompt, prompt + append_blocks * BLOCK, np.array(blocks, np.int32)
 
 
+@settings(deadline=None)
 @given(data=st.data(), request_=requests(), row_bytes=st.sampled_from(ROW_BYTES))
 def test_gather_copies_exactly_the_rows_asked_for(data, request_, row_bytes):
     prompt, capacity, blocks = request_
@@ -83,6 +84,7 @@ def test_gather_copies_exactly_the_rows_asked_for(data, request_, row_bytes):
     np.testing.assert_array_equal(out, expected)
 
 
+@settings(deadline=None)
 @given(
     data=st.data(),
     request_=requests(),
@@ -285,6 +287,7 @@ def test_arrays_of_another_dtype_or_stride_are_refused_not_converted():
         _native.gather_rows(tables, memory, 0, OFFSET, 64, slots, tokens, out)
 
 
+@settings(deadline=None)
 @given(request_=requests(), row_bytes=st.sampled_from(ROW_BYTES), data=st.data())
 def test_write_back_and_invalidation_cover_every_line_of_the_rows(request_, row_bytes, data):
     prompt, capacity, blocks = request_

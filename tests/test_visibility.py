@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu import _native
@@ -22,6 +22,7 @@ def page_memory(nbytes: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
 
 
+@settings(deadline=None)
 @given(offset=st.integers(0, 500), nbytes=st.integers(0, 500))
 def test_every_line_of_the_range_is_flushed_once_and_keeps_its_bytes(offset, nbytes):
     memory = page_memory(4096)
@@ -33,6 +34,7 @@ def test_every_line_of_the_range_is_flushed_once_and_keeps_its_bytes(offset, nby
     np.testing.assert_array_equal(memory, before)
 
 
+@settings(deadline=None)
 @given(to=st.integers(0, 130), start=st.integers(0, 130), nbytes=st.integers(0, 700))
 def test_a_nontemporal_copy_is_exact_at_every_alignment(to, start, nbytes):
     memory = page_memory(4096)

@@ -1,0 +1,144 @@
+"""A memory node: the process that owns the bytes of an rdma store.
+
+Clients connect to its Unix socket (SOCK_SEQPACKET: one JSON object per packet, file descriptors beside it),
+hand over the rings of a queue pair and register memory. The data plane is native: one thread per queue pair.
+Run it with `python -m backends.memory_node --socket PATH --size 256M`; it prints "ready" when it listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import mmap
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backends.host_memory import require_free
+from backends.node_server import MemoryNode, NodeMemory
+from backends.node_socket import listen
+from emu.errors import EmuError, UserError
+from emu.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """How to run a node.
+
+    Attributes:
+        socket: path of its Unix socket.
+        size_bytes: memory that it owns.
+        numa_node: bind the memory there, verified; None leaves it to the kernel.
+        parent_fd: an inherited pipe; the node ends when it reads end of file. -1: none.
+        parent_pid: end with this parent (PR_SET_PDEATHSIG); 0: whoever the parent is now; -1: do not.
+    """
+
+    socket: Path
+    size_bytes: int
+    numa_node: int | None = None
+    parent_fd: int = -1
+    parent_pid: int = -1
+
+
+def allocate(size_bytes: int, numa_node: int | None) -> NodeMemory:
+    """Make the node's memory, every page of it.
+
+    Raises:
+        UserError: a size that cannot be.
+        HostError: it does not fit the free memory; nothing was allocated.
+    """
+    if size_bytes < mmap.PAGESIZE or size_bytes % mmap.PAGESIZE:
+        raise UserError(
+            f"a memory node of {size_bytes} bytes",
+            remedy="use a multiple of 4096, for instance 256M",
+        )
+    require_free(size_bytes, "the memory node")
+    fd = os.memfd_create("emu-memory-node", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size_bytes)
+    bound, reason = (False, "") if numa_node is None else _bind(fd, size_bytes, numa_node)
+    os.posix_fallocate(fd, 0, size_bytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return NodeMemory(fd, size_bytes, numa_node, bound, reason)
+
+
+def _bind(fd: int, size_bytes: int, numa_node: int) -> tuple[bool, str]:
+    """Set the file's policy while it is empty, so that every page is allocated where it belongs."""
+    import numpy as np
+
+    from emu import numa
+
+    with mmap.mmap(fd, size_bytes) as mapping:
+        array = np.frombuffer(mapping, np.uint8)
+        binding = numa.bind(array, numa_node, fresh=True)
+        del array  # an exported buffer keeps the mapping from closing
+    return binding.bound, binding.reason
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Be sent SIGTERM when the parent ends (strictly: the thread that started us).
+
+    Raises:
+        UserError: it has ended already.
+    """
+    before = parent_pid or os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != before:
+        raise UserError("the parent process is gone")
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> NodeOptions:
+    """Options of the command line; exits with status 2 on a wrong one."""
+    parser = argparse.ArgumentParser(prog="python -m backends.memory_node", description=__doc__)
+    parser.add_argument("--socket", required=True, type=Path, help="path of the Unix socket")
+    parser.add_argument("--size", required=True, help="bytes, or for instance 256M")
+    parser.add_argument("--numa-node", type=int, help="bind the memory to this node")
+    parser.add_argument("--parent-fd", type=int, default=-1, help="end when this pipe ends")
+    parser.add_argument(
+        "--die-with-parent",
+        type=int,
+        nargs="?",
+        const=0,
+        default=-1,
+        metavar="PID",
+        help="end with the parent process (PID guards against one that has ended already)",
+    )
+    given = parser.parse_args(arguments)
+    if given.parent_fd >= 0 and not Path(f"/proc/self/fd/{given.parent_fd}").exists():
+        parser.error(f"--parent-fd {given.parent_fd} is not open")
+    try:
+        size_bytes = parse_size(given.size)
+    except UserError as error:
+        parser.error(str(error))
+    return NodeOptions(
+        given.socket.absolute(), size_bytes, given.numa_node, given.parent_fd, given.die_with_parent
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a node; returns the exit status."""
+    options = parse_arguments(arguments)
+    try:
+        if options.parent_pid >= 0:
+            die_with_parent(options.parent_pid)
+        memory = allocate(options.size_bytes, options.numa_node)
+        node = MemoryNode(memory, options.parent_fd)  # handles signals from here on
+        listener = listen(options.socket)
+    except EmuError as error:
+        print(f"memory node: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    print("ready", flush=True)  # noqa: T201 - whoever started us waits for this line
+    node.serve(listener, options.socket)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

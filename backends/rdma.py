@@ -1,0 +1,174 @@
+"""The rdma medium: a memory node owns the bytes, work requests move them.
+
+Who executes the work requests is the connection's business: today a memory node's thread, without any kernel
+module; a queue pair of libibverbs fits behind the same class.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backends.node_connection import ConnectionOptions, NodeConnection
+from backends.node_process import NodeProcess, start_node
+from emu import _native
+from emu.errors import MediumError
+from emu.pool.medium import Medium
+from emu.pool.store import PoolStore
+from emu.store import Capability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+    from emu.layout import KVLayout
+    from emu.pool.medium import Region
+    from emu.store import Rows, SlotIds, Stats, StoreOptions, TokenIds
+
+__all__ = ["ConnectionOptions", "NodeProcess", "RdmaMedium", "RdmaStore", "start_node"]
+
+# Bounce memory for arrays that are not registered, and messages to the owner.
+STAGING_BYTES = 4 << 20
+
+
+class RdmaMedium(Medium):
+    """A memory node's bytes, reached by READ, WRITE and PACK work requests on one queue pair.
+
+    Args:
+        address: path of the node's socket.
+        numa_node: the NUMA node that the memory should lie on; only the node itself can bind it.
+        options: attributes of the queue pair.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        numa_node: int | None = None,
+        options: ConnectionOptions | None = None,
+    ) -> None:
+        self._connection = NodeConnection(address, options)
+        self.name = address
+        self.size_bytes = self._connection.size_bytes
+        self.directory_path = f"{address}.directory"
+        self._numa_node = numa_node
+        self._memory: list[_native.RegisteredMemory] = []
+        try:
+            staging, lkey = self._connection.register(STAGING_BYTES)
+            self._memory.append(staging)
+            self._requester = _native.Requester(
+                self._connection.queue_pair,
+                self._connection.expose(0, self.size_bytes),
+                staging.address,
+                STAGING_BYTES,
+                lkey,
+            )
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the node. Arrays from buffer() stay readable."""
+        self._connection.close()
+
+    def check(self) -> None:
+        """Refuse a node that is gone.
+
+        Raises:
+            MediumError: it does not answer.
+        """
+        self._connection.describe()
+
+    def buffer(self, nbytes: int) -> Rows:
+        """Registered memory, uint8 [nbytes], page-aligned."""
+        memory, lkey = self._connection.register(max(nbytes, 1))
+        self._memory.append(memory)
+        self._requester.add_memory(memory.address, max(nbytes, 1), lkey)
+        return memory.array()[:nbytes]
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Raw bytes, by READ."""
+        out = np.empty(nbytes, np.uint8)
+        with self._faults():
+            self._requester.read(offset, out)
+        return out.tobytes()
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Raw bytes, by WRITE; in the node's memory on return."""
+        with self._faults():
+            self._requester.write(offset, np.frombuffer(data, np.uint8))
+
+    def gather(
+        self,
+        tables: _native.RowTables,
+        region: Region,
+        slots: SlotIds,
+        tokens: TokenIds,
+        out: Rows,
+        out_rows: TokenIds | None,
+        packed: bool,
+    ) -> int:
+        """One READ per remote-contiguous run, or with packed=True one PACK message for all rows."""
+        move = self._requester.pack_rows if packed else self._requester.read_rows
+        with self._faults():
+            return move(
+                tables, region.number, region.offset, region.row_bytes, slots, tokens, out, out_rows
+            )
+
+    def scatter(
+        self, tables: _native.RowTables, region: Region, slots: SlotIds, start: TokenIds, rows: Rows
+    ) -> None:
+        """One WRITE per remote-contiguous run; lengths advance once the last has completed."""
+        with self._faults():
+            self._requester.write_rows(
+                tables, region.number, region.offset, region.row_bytes, slots, start, rows
+            )
+
+    def add_stats(self, stats: Stats) -> None:
+        """Work requests, READs in flight, and the node's NUMA facts."""
+        stats.work_requests = self._requester.work_requests
+        stats.max_outstanding_reads = self._connection.queue_pair.max_outstanding_reads
+        facts = self._connection.facts
+        stats.numa_node = facts["numa_node"] if self._numa_node is None else self._numa_node
+        stats.numa_bound, stats.numa_reason = facts["numa_bound"], facts["numa_reason"]
+        if self._numa_node is not None and self._numa_node != facts["numa_node"]:
+            stats.numa_bound = False
+            stats.numa_reason = (
+                f"the memory node binds its own memory; start it with --numa-node {self._numa_node}"
+            )
+
+    def reset_stats(self) -> None:
+        """Set the counters to zero."""
+        self._requester.reset_counters()
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except _native.WorkFault as fault:
+            status, message = fault.args
+            raise MediumError(
+                f"{self.name}: {message}",
+                device=self.name,
+                status=status,
+                remedy="open the store again; if the memory node died, start it again",
+            ) from fault
+
+
+class RdmaStore(PoolStore):
+    """A memory node's memory. Arrays that do not come from buffer() are moved through a bounce buffer."""
+
+    @classmethod
+    def open(cls, address: str, layout: KVLayout, options: StoreOptions) -> Self:
+        """See KVStore.open; the address is the path of the node's socket, its size is the node's own.
+
+        Raises:
+            UserError: no node listens there; the remedy is the command that starts one.
+        """
+        medium = RdmaMedium(address, numa_node=options.numa_node)
+        capabilities = (
+            Capability.SHARED | Capability.REMOTE | Capability.REGISTERED | Capability.PACKED
+        )
+        return cls(medium, layout, options, capabilities)

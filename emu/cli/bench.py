@@ -1,0 +1,123 @@
+"""`emu bench`: time the data path, as ratios."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emu.errors import UserError
+
+if TYPE_CHECKING:
+    from emu.bench.data_path import Workload
+
+SCHEMA_VERSION = 1
+ROW_BYTES = {"bf16": 1152, "fp8": 656}
+
+
+@click.command("bench")
+@click.option("--rounds", default=15, show_default=True, type=click.IntRange(1), help="Turns.")
+@click.option("--top-k", default=2048, show_default=True, type=click.IntRange(1), help="Rows.")
+@click.option("--context", default=32768, show_default=True, type=click.IntRange(1), help="Tokens.")
+@click.option("--kv-dtype", default="bf16", show_default=True, type=click.Choice(list(ROW_BYTES)))
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(rounds: int, top_k: int, context: int, kv_dtype: str, seed: int, as_json: bool) -> None:
+    """Time gather, scatter, flushes and the stores on this machine.
+
+    All figures are host time of one interleaved run: trust the ratios, not the microseconds. They say nothing
+    about the modelled hardware.
+    """
+    from emu.bench.data_path import Workload
+
+    result = run(Workload(ROW_BYTES[kv_dtype], top_k, context, seed), rounds)
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+    else:
+        _print(result)
+
+
+def run(work: Workload, rounds: int) -> dict[str, Any]:
+    """Measure everything; the JSON result.
+
+    Raises:
+        UserError: the workload does not fit: more rows than tokens, or more memory than is free.
+    """
+    import psutil
+    from rich.console import Console
+
+    from emu import _native
+    from emu.bench.data_path import MappedPool, flush_group, gather_group, scatter_group
+    from emu.bench.measure import report
+    from emu.bench.stores import store_group
+
+    _check(work, psutil.virtual_memory().available)
+    with Console(stderr=True).status("timing the data path"), ExitStack() as stack:
+        pool = MappedPool(work)
+        groups = (
+            gather_group(pool),
+            scatter_group(pool),
+            flush_group(pool, -(-work.row_bytes // 64)),
+            flush_group(pool, 16384),
+            store_group(work, stack),
+        )
+        measured = report(groups, rounds)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "clock": "host",
+        "cpu_features": _native.visibility_features(),
+        "rounds": rounds,
+        "seed": work.seed,
+        "row_bytes": work.row_bytes,
+        "top_k": work.top_k,
+        "context": work.context,
+        "groups": measured,
+    }
+
+
+def _check(work: Workload, available_bytes: int) -> None:
+    if work.top_k > work.context:
+        raise UserError(
+            f"--top-k {work.top_k} is more than --context {work.context}",
+            remedy="make the context longer",
+        )
+    needed_bytes = 6 * work.memory_bytes  # the pool, three stores, their rows once more, and room
+    if needed_bytes > available_bytes:
+        raise UserError(
+            f"{needed_bytes} bytes of memory needed, {available_bytes} available",
+            remedy="choose a shorter --context",
+        )
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(
+        f"Host time on this machine, medians of {result['rounds']} interleaved rounds; rows of "
+        f"{result['row_bytes']} bytes, top-k {result['top_k']} of {result['context']} tokens.",
+        soft_wrap=True,
+    )
+    for group in result["groups"]:
+        table = Table(box=None, pad_edge=False)
+        table.add_column(group["group"], no_wrap=True, min_width=28)
+        for column in ("us", f"ns/{group['item']}", "GB/s", "ratio", "p15 - p85"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for case in group["cases"]:
+            ratio = case["ratio"]
+            table.add_row(
+                case["name"],
+                f"{case['median_ns'] / 1000:.1f}",
+                f"{case['ns_per_item']:.1f}",
+                f"{case['gb_per_s']:.1f}",
+                f"{ratio['p50']:.2f}",
+                f"{ratio['p15']:.2f} - {ratio['p85']:.2f}",
+            )
+        console.print()
+        if group["cases"]:
+            console.print(table)
+        for skipped in group["skipped"]:
+            console.print(f"not timed: {skipped['name']}: {skipped['reason']}", soft_wrap=True)

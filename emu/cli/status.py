@@ -1,0 +1,56 @@
+"""`emu status`: the testbeds and what is left of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from emu.cli.common import json_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from emu.provision.condition import Condition
+
+
+@click.command("status")
+@click.argument("name", required=False)
+@json_option
+def command(name: str | None, as_json: bool) -> None:
+    """Show the testbeds (or the one of that NAME), and what remains of those that were cut short."""
+    from emu.provision.condition import inspect
+    from emu.provision.spec import check_name
+    from emu.provision.state import StateDirectory
+
+    state = StateDirectory()
+    names = state.names() if name is None else [check_name("NAME", name)]
+    conditions = [inspect(state, each) for each in names]
+    if as_json:
+        print_json({"testbeds": [condition.to_json() for condition in conditions]})
+    elif not conditions:
+        click.echo("no testbed; make one with `emu up --cxl-devices 4`")
+    else:
+        _print(conditions)
+
+
+def _print(conditions: list[Condition]) -> None:
+    from emu.provision.condition import REMEDY_STATES
+
+    rows = []
+    for found in conditions:
+        record = found.record
+        if record is None:
+            rows.append((found.name, found.state, "-", "-", "-", "-"))
+            continue
+        counts = (str(len(record.hosts)), str(len(record.devices)))
+        rows.append((found.name, found.state, record.driver, *counts, record.run_dir))
+    print_table(("name", "state", "driver", "hosts", "devices", "directory"), rows)
+    for found in conditions:
+        for row in found.processes:
+            where = f" on {row['host']}" if row["host"] else ""
+            click.echo(f"{found.name}: process {row['pid']} {row['role']}{where}")
+        if found.state in REMEDY_STATES:
+            for path in found.remains:
+                click.echo(f"{found.name}: remains {path}")
+            for what in found.missing:
+                click.echo(f"{found.name}: missing {what}")
+            click.echo(found.problem or f"{found.name}: clear it with `emu down {found.name}`")

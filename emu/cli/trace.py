@@ -1,0 +1,138 @@
+"""`emu trace`: make, describe and convert request traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from emu.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from emu.trace.request import Request, Trace
+    from emu.trace.summary import Lengths, Summary
+
+BAR_WIDTH = 40
+_skip_bad = click.option("--skip-bad", is_flag=True, help="Skip bad lines and count them.")
+
+
+@click.group()
+def command() -> None:
+    """Generate and inspect request traces."""
+
+
+@command.command()
+@click.option("--requests", default=100, show_default=True, help="How many requests.")
+@click.option("--seed", default=0, show_default=True, help="The same seed gives the same trace.")
+@click.option("--rate", default=3.4, show_default=True, help="Mean arrivals per second (Poisson).")
+@click.option("--context", type=int, help="Cut prompts so that prompt + output fit, in tokens.")
+@click.option("--output-tokens", type=int, help="Tokens that every request generates.")
+@click.option("--out", default="-", show_default=True, help="The file to write, - for stdout.")
+def generate(
+    requests: int, seed: int, rate: float, context: int | None, output_tokens: int | None, out: str
+) -> None:
+    """Make a trace of the shape of Mooncake's conversation trace."""
+    from emu.trace import GenerateOptions, shape
+    from emu.trace import generate as generate_trace
+
+    made = generate_trace(GenerateOptions(requests, seed, rate))
+    _write(out, shape(made, context=context, output_tokens=output_tokens))
+
+
+@command.command()
+@click.argument("file")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_skip_bad
+def inspect(file: str, as_json: bool, skip_bad: bool) -> None:
+    """Describe a trace: counts, lengths, shared blocks, arrivals."""
+    from emu.trace import read_trace
+    from emu.trace import summary as figures
+
+    trace = read_trace(file, skip_bad=skip_bad)
+    summary = figures.summarise(trace)
+    if as_json:
+        click.echo(json.dumps(figures.as_json(trace, summary), indent=2))
+    else:
+        _print_summary(trace, summary)
+
+
+@command.command()
+@click.argument("source", metavar="IN")
+@click.argument("out", metavar="OUT")
+@_skip_bad
+def convert(source: str, out: str, skip_bad: bool) -> None:
+    """Write a trace as emu's own JSONL (OUT may be - for stdout)."""
+    from emu.trace import read_trace
+
+    if out != "-" and Path(out).exists() and Path(source).exists() and Path(out).samefile(source):
+        raise UserError(f"{out}: IN and OUT are the same file", remedy="give another name for OUT")
+    trace = read_trace(source, skip_bad=skip_bad)
+    _write(out, trace.requests)
+    skipped = f", {len(trace.skipped)} bad lines skipped" if trace.skipped else ""
+    click.echo(f"{len(trace.requests)} requests ({trace.format}) to {out}{skipped}", err=True)
+
+
+def _write(out: str, requests: Sequence[Request]) -> None:
+    from emu.trace.write import request_line, write_trace
+
+    if out == "-":
+        for request in requests:
+            click.echo(request_line(request))
+    else:
+        write_trace(out, requests)
+
+
+def _print_summary(trace: Trace, summary: Summary) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    skipped = f", {summary.skipped} bad lines skipped" if summary.skipped else ""
+    console.print(
+        f"{trace.path}: {summary.requests} requests ({trace.format}){skipped}", markup=False
+    )
+    console.print(
+        f"over {summary.span_ms / 1000:.1f} s, {summary.requests_per_s:.2f} requests per second; "
+        f"{summary.blocks} blocks of 512 prompt tokens, {summary.block_reuse:.1%} seen before"
+    )
+    console.print(_length_table(summary))
+    console.print(_histogram("prompt tokens", summary.input))
+    for bad in trace.skipped[:10]:
+        console.print(f"skipped {bad}", markup=False)
+    if len(trace.skipped) > 10:
+        console.print(f"and {len(trace.skipped) - 10} more; --json lists them all")
+
+
+def _length_table(summary: Summary) -> Table:
+    from rich.table import Table
+
+    table = Table("tokens", title_justify="left")
+    for name in ("mean", "min", *(f"p{p}" for p in summary.input.percentiles), "max", "total"):
+        table.add_column(name, justify="right")
+    for name, lengths in (("input", summary.input), ("output", summary.output)):
+        values = (
+            lengths.mean,
+            lengths.minimum,
+            *lengths.percentiles.values(),
+            lengths.maximum,
+            lengths.total,
+        )
+        table.add_row(name, *(f"{value:,.0f}" for value in values))
+    return table
+
+
+def _histogram(title: str, lengths: Lengths) -> Table:
+    from rich.table import Table
+
+    table = Table(title, box=None)
+    table.add_column("requests", justify="right")
+    table.add_column("")
+    most = max(n for _, n in lengths.histogram)
+    for low, n in lengths.histogram:
+        table.add_row(f"{low:,} - {2 * low - 1:,}", f"{n:,}", "#" * round(BAR_WIDTH * n / most))
+    return table

@@ -1,0 +1,287 @@
+// The client's side: rows to work requests and back, on any queue pair.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "row_tables.h"
+#include "verbs_poster.h"
+
+using namespace nb::literals;
+
+namespace verbs {
+namespace {
+
+using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutRows = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using InRows = nb::ndarray<const uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Slots = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Starts = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Tokens = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// The head of the staging memory holds PACK's messages, the rest rows of arrays that are not registered.
+constexpr uint64_t kMessageBytes = uint64_t{256} << 10;
+constexpr size_t kMaxPackRows = (kMessageBytes - sizeof(PackMessage)) / sizeof(uint64_t);
+
+void want(bool good, const char* what) {
+  if (!good) throw std::invalid_argument(what);
+}
+
+uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+// One (component, layer) of the remote device.
+struct Region {
+  RowTables& tables;
+  int number;
+  int64_t offset, row_bytes;
+
+  void check() const {
+    want(number >= 0 && number < tables.num_regions(), "no such region");
+    want(offset >= 0 && row_bytes > 0, "region_offset and row_bytes must be positive");
+  }
+};
+
+class Requester {
+ public:
+  Requester(QueuePair& queue_pair, uint32_t rkey, uint64_t staging_address, uint64_t staging_bytes, uint32_t lkey)
+      : poster_(queue_pair, rkey),
+        message_{staging_address, kMessageBytes, lkey},
+        bounce_{staging_address + kMessageBytes, staging_bytes - kMessageBytes, lkey} {
+    want(staging_bytes > 2 * kMessageBytes, "the staging memory is too small");
+  }
+
+  void add_memory(uint64_t address, uint64_t nbytes, uint32_t lkey) { registered_.push_back({address, nbytes, lkey}); }
+
+  int64_t read_rows(const Region& region, const Slots& slots, const Tokens& tokens, const OutRows& out,
+                    const std::optional<Tokens>& out_rows) {
+    resolve_reads(region, slots, tokens, out, out_rows);
+    const auto width = static_cast<uint64_t>(region.row_bytes);
+    if (const Local* local = find(out.data(), out.nbytes())) {
+      const Local target{address_of(out.data()), out.nbytes(), local->lkey};
+      poster_.transfer(Opcode::kRead, rows_.data(), rows_.size(), target, width);
+    } else {
+      in_chunks(bounce_.nbytes / width, [&](Row* rows, size_t count) {
+        number_rows(rows, count);
+        poster_.transfer(Opcode::kRead, rows, count, bounce_, width);
+        copy_out(count, out.data(), width);
+      });
+    }
+    return static_cast<int64_t>(rows_.size());
+  }
+
+  // Each message brings one contiguous reply, straight into `out` where its rows are wanted in that order.
+  int64_t pack_rows(const Region& region, const Slots& slots, const Tokens& tokens, const OutRows& out,
+                    const std::optional<Tokens>& out_rows) {
+    resolve_reads(region, slots, tokens, out, out_rows);
+    const auto width = static_cast<uint64_t>(region.row_bytes);
+    const Local* local = find(out.data(), out.nbytes());
+    bool in_order = true;
+    for (size_t i = 1; i < rows_.size() && in_order; ++i) in_order = rows_[i].local == rows_[i - 1].local + 1;
+    if (local && in_order) {
+      in_chunks(kMaxPackRows, [&](Row* rows, size_t count) {
+        pack_chunk(rows, count, {address_of(out.data()) + rows[0].local * width, count * width, local->lkey}, width);
+      });
+    } else {
+      in_chunks(std::min<uint64_t>(kMaxPackRows, bounce_.nbytes / width), [&](Row* rows, size_t count) {
+        number_rows(rows, count);
+        pack_chunk(rows, count, bounce_, width);
+        copy_out(count, out.data(), width);
+      });
+    }
+    return static_cast<int64_t>(rows_.size());
+  }
+
+  int64_t write_rows(const Region& region, const Slots& slots, const Starts& start, const InRows& data) {
+    resolve_writes(region, slots, start, data);
+    const auto width = static_cast<uint64_t>(region.row_bytes);
+    if (const Local* local = find(data.data(), data.nbytes())) {
+      const Local source{address_of(data.data()), data.nbytes(), local->lkey};
+      poster_.transfer(Opcode::kWrite, rows_.data(), rows_.size(), source, width);
+    } else {
+      in_chunks(bounce_.nbytes / width, [&](Row* rows, size_t count) {
+        std::memcpy(pointer(bounce_), data.data() + rows[0].local * width, count * width);
+        number_rows(rows, count);
+        poster_.transfer(Opcode::kWrite, rows, count, bounce_, width);
+      });
+    }
+    advance_lengths(region, slots, start, static_cast<int64_t>(data.shape(1)));
+    return static_cast<int64_t>(rows_.size());
+  }
+
+  void read(uint64_t offset, const Bytes& out) {
+    for (uint64_t done = 0; done < out.size();) {
+      const uint64_t nbytes = std::min(out.size() - done, bounce_.nbytes);
+      const Row row{offset + done, 0};
+      poster_.transfer(Opcode::kRead, &row, 1, bounce_, nbytes);
+      std::memcpy(out.data() + done, pointer(bounce_), nbytes);
+      done += nbytes;
+    }
+  }
+
+  void write(uint64_t offset, const ConstBytes& data) {
+    for (uint64_t done = 0; done < data.size();) {
+      const uint64_t nbytes = std::min(data.size() - done, bounce_.nbytes);
+      const Row row{offset + done, 0};
+      std::memcpy(pointer(bounce_), data.data() + done, nbytes);
+      poster_.transfer(Opcode::kWrite, &row, 1, bounce_, nbytes);
+      done += nbytes;
+    }
+  }
+
+  const Counters& counters() const { return poster_.counters(); }
+  void reset_counters() { poster_.reset_counters(); }
+
+ private:
+  static uint8_t* pointer(const Local& local) { return reinterpret_cast<uint8_t*>(local.address); }
+
+  const Local* find(const void* data, uint64_t nbytes) const {
+    const uint64_t address = address_of(data);
+    for (const Local& local : registered_)
+      if (address >= local.address && nbytes <= local.nbytes && address - local.address <= local.nbytes - nbytes)
+        return &local;
+    return nullptr;
+  }
+
+  void resolve_reads(const Region& region, const Slots& slots, const Tokens& tokens, const OutRows& out,
+                     const std::optional<Tokens>& out_rows) {
+    region.check();
+    const size_t batch = slots.shape(0), k = tokens.shape(1);
+    want(tokens.shape(0) == batch, "slots and tokens differ in length");
+    want(static_cast<int64_t>(out.shape(1)) == region.row_bytes, "out's rows are not row_bytes wide");
+    want(!out_rows || (out_rows->shape(0) == batch && out_rows->shape(1) == k), "out_rows and tokens differ in shape");
+    rows_.clear();
+    for (size_t b = 0; b < batch; ++b) {
+      const RequestTable& request = region.tables.at(slots.data()[b]);
+      for (size_t i = b * k; i < (b + 1) * k; ++i) {
+        const int32_t token = tokens.data()[i];
+        if (token == -1) continue;
+        const int64_t row = region.tables.readable_row(slots.data()[b], request, region.number, token);
+        // A negative out row becomes a huge one.
+        const auto target = out_rows ? static_cast<uint64_t>(int64_t{out_rows->data()[i]}) : uint64_t{i};
+        if (target >= out.shape(0)) throw std::out_of_range("an out row lies past the end of out");
+        rows_.push_back({static_cast<uint64_t>(region.offset + row * region.row_bytes), target});
+      }
+    }
+  }
+
+  // Refuses a gap, a shared token, and more than was reserved, before anything is posted.
+  void resolve_writes(const Region& region, const Slots& slots, const Starts& start, const InRows& data) {
+    region.check();
+    const auto batch = static_cast<int64_t>(slots.shape(0));
+    const auto n = static_cast<int64_t>(data.shape(1));
+    want(start.shape(0) == slots.shape(0) && data.shape(0) == slots.shape(0), "slots, start and rows differ in length");
+    want(static_cast<int64_t>(data.shape(2)) == region.row_bytes, "rows are not row_bytes wide");
+    rows_.clear();
+    for (int64_t b = 0; b < batch; ++b) {
+      const int64_t slot = slots.data()[b], first = start.data()[b];
+      const RequestTable& request = region.tables.at(slot);
+      const int64_t length = request.lengths[static_cast<size_t>(region.number)];
+      const int64_t capacity = region.tables.capacity(request);
+      if (first < request.shared_tokens || first > length) throw TokenFault(slot, first, length);
+      if (first + n > capacity) throw TokenFault(slot, capacity, length);
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t row = region.tables.row(request, first + i);
+        const auto remote = static_cast<uint64_t>(region.offset + row * region.row_bytes);
+        rows_.push_back({remote, static_cast<uint64_t>(b * n + i)});
+      }
+    }
+  }
+
+  static void advance_lengths(const Region& region, const Slots& slots, const Starts& start, int64_t n) {
+    for (size_t b = 0; b < slots.shape(0); ++b) {
+      int32_t& length = region.tables.at(slots.data()[b]).lengths[static_cast<size_t>(region.number)];
+      length = std::max(length, static_cast<int32_t>(start.data()[b] + n));
+    }
+  }
+
+  template <typename Visit>
+  void in_chunks(uint64_t rows_per_chunk, Visit visit) {
+    want(rows_per_chunk > 0, "a row is larger than the staging memory");
+    for (size_t done = 0; done < rows_.size();) {
+      const size_t count = std::min<size_t>(rows_per_chunk, rows_.size() - done);
+      visit(rows_.data() + done, count);
+      done += count;
+    }
+  }
+
+  // Stage the rows one behind the other, remembering where they belong.
+  void number_rows(Row* rows, size_t count) {
+    targets_.resize(count);
+    for (size_t i = 0; i < count; ++i) targets_[i] = std::exchange(rows[i].local, i);
+  }
+
+  void copy_out(size_t count, uint8_t* out, uint64_t width) const {
+    for (size_t i = 0; i < count; ++i) std::memcpy(out + targets_[i] * width, pointer(bounce_) + i * width, width);
+  }
+
+  void pack_chunk(const Row* rows, size_t count, const Local& target, uint64_t width) {
+    const PackMessage head{poster_.rkey(), static_cast<uint32_t>(width), static_cast<uint32_t>(count), target.lkey,
+                           target.address};
+    uint8_t* message = pointer(message_);
+    std::memcpy(message, &head, sizeof head);
+    for (size_t i = 0; i < count; ++i)
+      std::memcpy(message + sizeof head + i * sizeof(uint64_t), &rows[i].remote, sizeof(uint64_t));
+    poster_.send_pack({message_.address, sizeof head + count * sizeof(uint64_t), message_.lkey});
+  }
+
+  Poster poster_;
+  Local message_, bounce_;
+  std::vector<Local> registered_;
+  std::vector<Row> rows_;          // scratch of one call, only ever grows
+  std::vector<uint64_t> targets_;  // scratch of one chunk
+};
+
+}  // namespace
+
+void register_requester(nb::module_& m) {
+  nb::class_<Requester>(m, "Requester", "Moves rows by work requests. Not safe for two threads at once.")
+      .def(nb::init<QueuePair&, uint32_t, uint64_t, uint64_t, uint32_t>(), nb::keep_alive<1, 2>(), "queue_pair"_a,
+           "rkey"_a, "staging_address"_a, "staging_bytes"_a, "staging_lkey"_a)
+      .def("add_memory", &Requester::add_memory, "address"_a, "nbytes"_a, "lkey"_a,
+           "Registered memory: arrays inside it are moved without a copy.")
+      .def(
+          "read_rows",
+          [](Requester& self, RowTables& tables, int region, int64_t region_offset, int64_t row_bytes,
+             const Slots& slots, const Tokens& tokens, const OutRows& out, const std::optional<Tokens>& out_rows) {
+            nb::gil_scoped_release release;
+            return self.read_rows({tables, region, region_offset, row_bytes}, slots, tokens, out, out_rows);
+          },
+          "tables"_a, "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(), "tokens"_a.noconvert(),
+          "out"_a.noconvert(), "out_rows"_a.noconvert().none() = nb::none(),
+          "READ the rows of tokens int32 [B, k] (-1 skips) into out uint8 [R, row_bytes]; returns the rows read.")
+      .def(
+          "pack_rows",
+          [](Requester& self, RowTables& tables, int region, int64_t region_offset, int64_t row_bytes,
+             const Slots& slots, const Tokens& tokens, const OutRows& out, const std::optional<Tokens>& out_rows) {
+            nb::gil_scoped_release release;
+            return self.pack_rows({tables, region, region_offset, row_bytes}, slots, tokens, out, out_rows);
+          },
+          "tables"_a, "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(), "tokens"_a.noconvert(),
+          "out"_a.noconvert(), "out_rows"_a.noconvert().none() = nb::none(),
+          "As read_rows, but the owner packs the rows into one message.")
+      .def(
+          "write_rows",
+          [](Requester& self, RowTables& tables, int region, int64_t region_offset, int64_t row_bytes,
+             const Slots& slots, const Starts& start, const InRows& rows) {
+            nb::gil_scoped_release release;
+            return self.write_rows({tables, region, region_offset, row_bytes}, slots, start, rows);
+          },
+          "tables"_a, "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(), "start"_a.noconvert(),
+          "rows"_a.noconvert(),
+          "WRITE rows uint8 [B, n, row_bytes] at tokens start[b] .. start[b] + n; returns the rows.")
+      .def("read", &Requester::read, nb::call_guard<nb::gil_scoped_release>(), "offset"_a, "out"_a.noconvert())
+      .def("write", &Requester::write, nb::call_guard<nb::gil_scoped_release>(), "offset"_a, "data"_a.noconvert())
+      .def_prop_ro("work_requests", [](const Requester& self) { return self.counters().work_requests; })
+      .def_prop_ro("reads", [](const Requester& self) { return self.counters().reads; })
+      .def_prop_ro("writes", [](const Requester& self) { return self.counters().writes; })
+      .def_prop_ro("packs", [](const Requester& self) { return self.counters().packs; })
+      .def_prop_ro("completions", [](const Requester& self) { return self.counters().completions; })
+      .def("reset_counters", &Requester::reset_counters);
+}
+
+}  // namespace verbs

@@ -1,0 +1,108 @@
+"""The steps of a plan: each says what it makes, none does it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from emu.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DIRECTORY_SUFFIXES = (".directory", ".directory-wal", ".directory-shm", ".directory-journal")
+"""What stores make beside a device or a memory node's socket: the pool's directory, a SQLite file."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeRoot:
+    """Make the default root where it is missing; removed when empty."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"make {self.path} (mode 0700) if it is missing"
+
+
+@dataclass(frozen=True, slots=True)
+class MakeDirectory:
+    """Make the run directory, for this user only."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"make {self.path} (mode 0700)"
+
+
+@dataclass(frozen=True, slots=True)
+class MakeFile:
+    """Make a file with that text."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"write {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateDevice:
+    """Make a device file with every page allocated, so that no later write finds the medium full."""
+
+    path: str
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"allocate {self.path}, {format_size(self.size_bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class MakeScratch:
+    """Make the directory in which each `emu run` has one of its own: whatever lies in it is the testbed's."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"make {self.path} for runs"
+
+
+@dataclass(frozen=True, slots=True)
+class StartProcess:
+    """Start a process of the testbed and wait until it prints a line.
+
+    Attributes:
+        role: what it is, unique in the testbed.
+        argv: its command.
+        log: the file that takes its output.
+        ready: the line on stdout that says that it serves.
+        creates: paths that it makes itself, removed after it.
+    """
+
+    role: str
+    argv: tuple[str, ...]
+    log: str
+    ready: str
+    creates: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"start {self.role}: {' '.join(self.argv)}"
+
+
+Step: TypeAlias = MakeRoot | MakeDirectory | MakeFile | AllocateDevice | MakeScratch | StartProcess
+STEPS: dict[str, type[Step]] = {
+    cls.__name__: cls
+    for cls in (MakeRoot, MakeDirectory, MakeFile, AllocateDevice, MakeScratch, StartProcess)
+}
+
+
+def step_to_json(step: Step) -> dict[str, Any]:
+    """A step as JSON values."""
+    return {"action": type(step).__name__, **asdict(step)}
+
+
+def step_from_json(raw: Mapping[str, Any]) -> Step:
+    """The step that step_to_json wrote."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "action"}
+    cls: Any = STEPS[raw["action"]]
+    step: Step = cls(**values)
+    return step

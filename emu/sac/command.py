@@ -1,0 +1,326 @@
+"""What `emu run` does: options to a plan, a testbed found or made, the designs run, the figures shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+from emu.errors import UserError, WorkerError
+from emu.provision.state import StateDirectory
+from emu.provision.testbed import Testbed, testbed
+from emu.sac.designs import parse_designs
+from emu.sac.figures import SCHEMA_VERSION
+from emu.sac.media import Media
+from emu.sac.plan import (
+    RunSpec,
+    blocks_needed,
+    check_devices,
+    check_hbm,
+    copy_bytes_needed,
+    device_bytes_needed,
+    place,
+)
+from emu.sac.report import table, write_files
+from emu.sac.session import Session, Setting, work_units
+from emu.timing.profile import DEFAULT_SYSTEM
+from emu.timing.system import System
+from emu.trace.generate import GenerateOptions, generate
+from emu.trace.read import read_trace
+from emu.trace.shape import shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from emu.sac.designs import Design
+    from emu.sac.plan import RequestPlan
+    from emu.trace.request import Request
+
+DEFAULT_DEVICES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A whole run, before anything is started.
+
+    Attributes:
+        spec, designs, requests: what runs.
+        skipped_lines: malformed lines of the trace that were skipped.
+        device_bytes: size that the fullest CXL device needs.
+        pool_bytes: size that one pool of all requests needs.
+        copy_bytes: host DRAM for the copies of a prefetching design.
+    """
+
+    spec: RunSpec
+    designs: tuple[Design, ...]
+    requests: tuple[RequestPlan, ...]
+    skipped_lines: int
+    device_bytes: int
+    pool_bytes: int
+    copy_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for --dry-run."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "spec": asdict(self.spec),
+            "designs": [design.name for design in self.designs],
+            "requests": [
+                {
+                    "number": r.number,
+                    "gpu": r.gpu,
+                    "device": r.device,
+                    "input_tokens": r.request.input_tokens,
+                    "output_tokens": r.request.output_tokens,
+                }
+                for r in self.requests
+            ],
+            "skipped_lines": self.skipped_lines,
+            "device_bytes": self.device_bytes,
+            "pool_bytes": self.pool_bytes,
+            "copy_bytes": self.copy_bytes,
+        }
+
+
+def make_plan(
+    spec: RunSpec, options: dict[str, Any], device_sizes: Sequence[int] | None
+) -> RunPlan:
+    """The plan of a run: pure, but for reading the trace.
+
+    Args:
+        spec: what decides the results.
+        options: backend, trace_path, requests, context, output_tokens, skip_bad.
+        device_sizes: of the testbed's devices; None where they will be made to measure.
+
+    Raises:
+        UserError: options, trace or sizes that cannot be right.
+    """
+    System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
+    designs = parse_designs(options["backend"])
+    requests, skipped = _requests(spec, options)
+    plans = place(requests, spec)
+    layout = spec.config().layout(spec.kv_dtype)
+    check_hbm(plans, designs, spec, layout)
+    blocks = blocks_needed(plans, spec, layout, spec.devices)
+    if device_sizes is not None and any(design.scheme == "cxl" for design in designs):
+        check_devices(blocks, layout, device_sizes[: spec.devices])
+    return RunPlan(
+        spec=spec,
+        designs=designs,
+        requests=tuple(plans),
+        skipped_lines=skipped,
+        device_bytes=device_bytes_needed(blocks, layout),
+        pool_bytes=device_bytes_needed(blocks_needed(plans, spec, layout, 1), layout),
+        copy_bytes=copy_bytes_needed(plans, spec, layout),
+    )
+
+
+def _requests(spec: RunSpec, options: dict[str, Any]) -> tuple[list[Request], int]:
+    """The requests of the trace, cut to size, and how many lines were skipped."""
+    context, output_tokens = options["context"], options["output_tokens"]
+    if output_tokens > context - 2:
+        raise UserError(
+            f"{output_tokens} output tokens leave no prompt in a context of {context}",
+            remedy=f"use --context {output_tokens + 2} or more, or fewer --output-tokens",
+        )
+    longest = spec.config().max_context
+    if context > longest:
+        raise UserError(
+            f"a context of {context} is beyond the {longest} of model {spec.model}",
+            remedy=f"use --context {longest} or less, or --model small",
+        )
+    path = options["trace_path"]
+    if path is None:
+        trace: Sequence[Request] = generate(
+            GenerateOptions(requests=options["requests"], seed=spec.seed)
+        )
+        skipped = 0
+    else:
+        read = read_trace(path, limit=options["requests"], skip_bad=options["skip_bad"])
+        trace, skipped = read.requests, len(read.skipped)
+    return shape(
+        trace, context=context, output_tokens=output_tokens, limit=options["requests"]
+    ), skipped
+
+
+class TerminalProgress:
+    """A progress bar on stderr, only on a terminal.
+
+    Args:
+        total: ticks of the run.
+    """
+
+    def __init__(self, total: int) -> None:
+        console = Console(stderr=True)
+        self._bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("start the workers", total=total)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """While the bar is on the screen."""
+        with self._bar:
+            yield
+
+    def phase(self, text: str) -> None:
+        """A new phase begins."""
+        self._bar.update(self._task, description=text)
+
+    def tick(self) -> None:
+        """One unit is done."""
+        self._bar.advance(self._task)
+
+
+def execute(plan: RunPlan, setting: Setting) -> list[dict[str, Any]]:
+    """Run every design; the entries of "runs"."""
+    progress = TerminalProgress(work_units(plan.requests, plan.designs))
+    with progress.shown(), Session(plan.spec, plan.requests, setting, progress) as session:
+        return [session.run(design) for design in plan.designs]
+
+
+def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json: bool) -> None:
+    """Print the figures, write the files, and fail if a design was not exact.
+
+    Raises:
+        WorkerError: a design differs from the in-memory run.
+    """
+    if out is not None:
+        write_files(runs, out)
+    if as_json:
+        sys.stdout.write(
+            json.dumps({"schema_version": SCHEMA_VERSION, "runs": runs}, indent=2) + "\n"
+        )
+    else:
+        console = Console()
+        console.print(table(runs))
+        if plan.skipped_lines:
+            console.print(f"{plan.skipped_lines} malformed lines of the trace were skipped")
+        if out is not None:
+            console.print(f"written: {out}/runs.jsonl, comparison.png, ops-*.jsonl")
+    for run in runs:
+        if not (run["tokens_match"] and run["kv_bytes_match"]):
+            raise WorkerError(
+                f"{run['backend']} is not exact: {run['differences'][0]}",
+                role="oracle",
+                remedy="this is a defect of emu or of the medium: report it with the command",
+            )
+
+
+def run_command(options: dict[str, Any]) -> None:
+    """Carry out `emu run` with click's options.
+
+    Raises:
+        EmuError: what was wrong, in one line.
+    """
+    out = _output_directory(options["out"])
+    found = find_testbed(options["name"])
+    spec = _spec(options, found)
+    sizes = None if found is None else [device.size_bytes for device in found.record.devices]
+    plan = make_plan(spec, options, sizes)
+    if options["dry_run"]:
+        sys.stdout.write(json.dumps(plan.to_json(), indent=2) + "\n")
+        return
+    with _on(found, plan) as bed, bed.workspace() as workspace:
+        made = _make_directories(out)
+        media = Media(
+            devices=[Path(path) for path in bed.devices[: spec.devices]],
+            workspace=workspace,
+            pool_bytes=plan.pool_bytes,
+            copy_bytes=plan.copy_bytes,
+        )
+        setting = Setting(media=media, testbed=bed, oplog_dir=made)
+        runs = execute(plan, setting)
+    show(runs, plan, out, as_json=options["as_json"])
+
+
+def find_testbed(name: str | None) -> Testbed | None:
+    """The testbed that is meant; None where none was named and none is up.
+
+    Raises:
+        TestbedError: the named one is not up, or several are and none was named.
+    """
+    state = StateDirectory()
+    if name is None and not state.names():
+        return None
+    return Testbed.find(name)
+
+
+def _spec(options: dict[str, Any], found: Testbed | None) -> RunSpec:
+    available = DEFAULT_DEVICES if found is None else len(found.devices)
+    devices = options["devices"] or available
+    if found is not None and devices > available:
+        raise UserError(
+            f"{devices} devices asked for, testbed {found.name!r} has {available}",
+            remedy=f"use --devices {available} or less, or a testbed with more",
+        )
+    return RunSpec(
+        model=options["model"],
+        kv_dtype=options["kv_dtype"],
+        top_k=options["top_k"] or 0,
+        hot_buffer=options["hot_buffer"] or 0,
+        gpus=options["gpus"],
+        devices=devices,
+        placement=options["placement"],
+        round=options["round_"],
+        concurrency=options["concurrency"],
+        arrivals=options["arrivals"],
+        hbm_bytes=options["hbm_bytes"],
+        profile=options["profile"] or (DEFAULT_SYSTEM if found is None else found.profile),
+        time=options["time_mode"],
+        dilation=options["dilation"],
+        seed=options["seed"],
+    )
+
+
+@contextmanager
+def _on(found: Testbed | None, plan: RunPlan) -> Iterator[Testbed]:
+    """The testbed that was found, or an ephemeral local one, made to measure and removed."""
+    if found is not None:
+        yield found
+        return
+    with testbed(
+        plan.spec.devices,
+        driver="local",
+        device_size=plan.device_bytes,
+        profile=plan.spec.profile,
+        rdma="off",
+    ) as made:
+        yield made
+
+
+def _output_directory(out: Path | None) -> Path | None:
+    """Refuse an --out that cannot be a directory, before anything is started.
+
+    Raises:
+        UserError: it, or something above it, is a file or cannot be written.
+    """
+    if out is None:
+        return None
+    existing = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    if not existing.is_dir():
+        raise UserError(f"--out {out}: {existing} is a file", remedy="name a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(
+            f"--out {out}: no permission to write in {existing}", remedy="name another directory"
+        )
+    return out
+
+
+def _make_directories(out: Path | None) -> Path | None:
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    return out

@@ -1,0 +1,102 @@
+"""What a run looks like: a table for people, JSONL and a plot for a directory."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from emu.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+Run = dict[str, Any]
+
+
+def clock_label(clock: dict[str, Any]) -> str:
+    """Whose time the figures are, in words."""
+    if clock["mode"] == "off":
+        return "host time of this machine (mode off): nothing is modelled"
+    label = f"model time of {clock['profile']} (mode {clock['mode']}"
+    return f"{label}, dilation {clock['dilation']:g})" if clock["mode"] == "paced" else f"{label})"
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """The comparison, one design a row."""
+    result = Table(title=f"SAC path, {clock_label(runs[0]['clock'])}", title_justify="left")
+    columns = (
+        "backend",
+        "TTFT ms",
+        "of it bytes",
+        "TBT ms",
+        "of it bytes",
+        "tok/s",
+        "hit rate",
+        "fetched",
+        "local",
+        "exact",
+    )
+    for name in columns:
+        result.add_column(name, justify="left" if name in {"backend", "exact"} else "right")
+    for run in runs:
+        exact = run["tokens_match"] and run["kv_bytes_match"]
+        result.add_row(
+            run["backend"],
+            *(
+                _p50(run[name])
+                for name in ("ttft_ms", "ttft_transfer_ms", "tbt_ms", "tbt_transfer_ms")
+            ),
+            f"{run['throughput_tok_s']:,.0f}",
+            "-" if run["hot_hit_rate"] is None else f"{run['hot_hit_rate']:.1%}",
+            format_size(run["bytes_fetched"]),
+            format_size(run["local_bytes_modelled"]),
+            "[green]yes[/]" if exact else f"[red]NO: {run['differences'][0]}[/]",
+        )
+    result.caption = "medians; 'exact': every token and every KV byte equals the in-memory run"
+    return result
+
+
+def _p50(percentiles: dict[str, float] | None) -> str:
+    return "-" if percentiles is None else f"{percentiles['p50']:,.3f}"
+
+
+def write_files(runs: Sequence[Run], directory: Path) -> list[Path]:
+    """runs.jsonl and comparison.png; the files written."""
+    lines = directory / "runs.jsonl"
+    lines.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    picture = directory / "comparison.png"
+    _plot(runs, picture)
+    return [lines, picture]
+
+
+def _plot(runs: Sequence[Run], path: Path) -> None:
+    """TTFT and TBT, each split into waiting for bytes and the rest, and throughput."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = [run["backend"] for run in runs]
+    figure, (ttft, tbt, throughput) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    for axes, metric, title in (
+        (ttft, "ttft", "time to first token"),
+        (tbt, "tbt", "time between tokens"),
+    ):
+        whole = [(run[f"{metric}_ms"] or {"p50": 0.0})["p50"] for run in runs]
+        waiting = [(run[f"{metric}_transfer_ms"] or {"p50": 0.0})["p50"] for run in runs]
+        rest = [max(0.0, w - t) for w, t in zip(whole, waiting, strict=True)]
+        axes.bar(names, rest, label="compute and queue", color="#b8c4d0")
+        axes.bar(names, waiting, bottom=rest, label="waiting for bytes", color="#c0504d")
+        axes.set(title=f"{title}, median", ylabel="ms")
+        axes.legend(frameon=False)
+    throughput.bar(names, [run["throughput_tok_s"] for run in runs], color="#4f81bd")
+    throughput.set(title="throughput", ylabel="tokens per second")
+    for axes in (ttft, tbt, throughput):
+        axes.tick_params(axis="x", rotation=30)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(clock_label(runs[0]["clock"]), fontsize=10)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,1 +1,0 @@
-"""Testbeds: described, planned, made, recorded, undone."""
