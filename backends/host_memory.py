@@ -48,9 +48,8 @@ def _own_group(own_cgroup: Path, cgroup_root: Path) -> Path | None:
         lines = own_cgroup.read_text().splitlines()
     except OSError:
         return None
-    return next(
-        (cgroup_root / line[3:].lstrip("/") for line in lines if line.startswith("0::")), None
-    )
+    own = [line[3:] for line in lines if line.startswith("0::")]
+    return cgroup_root / own[0].lstrip("/") if own else None
 
 
 def _group_free_bytes(group: Path, unlimited: int) -> int:

@@ -175,7 +175,11 @@ class MappedMedium(Medium):
         self._sized = self._identity is not None and stat.S_ISREG(self._identity.st_mode)
         self._numa = None
         if options.numa_node is not None:
-            self._numa = numa.bind(self._memory, options.numa_node, fresh=mapping.path is None)
+            try:
+                self._numa = numa.bind(self._memory, options.numa_node, fresh=mapping.path is None)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """See Medium.close; a mapping that the caller still looks into goes with its last view."""

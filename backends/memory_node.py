@@ -13,15 +13,14 @@ import fcntl
 import mmap
 import os
 import signal
-import socket
-import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.host_memory import require_free
-from backends.node_server import MAX_SOCKET_PATH_BYTES, MemoryNode, NodeMemory
+from backends.node_server import MemoryNode, NodeMemory
+from backends.node_socket import listen
 from emu.errors import EmuError, UserError
 from emu.units import parse_size
 
@@ -82,57 +81,6 @@ def _bind(fd: int, size_bytes: int, numa_node: int) -> tuple[bool, str]:
         binding = numa.bind(array, numa_node, fresh=True)
         del array  # an exported buffer keeps the mapping from closing
     return binding.bound, binding.reason
-
-
-def listen(path: Path) -> socket.socket:
-    """A listening socket at the path; a dead node's socket there is replaced, nothing else is.
-
-    Raises:
-        UserError: the path is too long, not in a directory, or taken.
-    """
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise UserError(
-            f"the socket path {str(path)!r} is longer than {MAX_SOCKET_PATH_BYTES} bytes",
-            remedy="use a shorter directory",
-        )
-    try:
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise UserError(
-            f"cannot use {path.parent}: {error.strerror}", remedy="make it first"
-        ) from error
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX)  # against another node that starts here now
-        _remove_dead(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        previous = os.umask(0o077)  # only this user may connect
-        try:
-            listener.bind(os.fspath(path))
-        finally:
-            os.umask(previous)
-        listener.listen(128)
-    except OSError as error:
-        raise UserError(f"cannot listen at {path}: {error.strerror}") from error
-    finally:
-        os.close(directory)
-    listener.setblocking(False)
-    return listener
-
-
-def _remove_dead(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise UserError(f"{path} exists and is no socket", remedy="use another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-    raise UserError(f"a memory node listens at {path} already", remedy="use it, or stop it first")
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.host_memory import require_free
-from backends.node_server import MAX_SOCKET_PATH_BYTES, PACKET_BYTES
+from backends.node_server import PACKET_BYTES
+from backends.node_socket import connect
 from emu import _native
-from emu.errors import MediumError, UserError
+from emu.errors import MediumError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -28,7 +29,7 @@ class ConnectionOptions:
         timeout_s: without any progress for that long, the node counts as lost.
     """
 
-    send_queue_depth: int = 256
+    send_queue_depth: int = 1024
     max_rd_atomic: int = 16
     timeout_s: float = 30.0
 
@@ -46,7 +47,8 @@ class NodeConnection:
     def __init__(self, address: str, options: ConnectionOptions | None = None) -> None:
         options = options or ConnectionOptions()
         self.address = address
-        self._socket = _connect(address, options.timeout_s)
+        self._pid = os.getpid()
+        self._socket = connect(address, options.timeout_s)
         try:
             self.queue_pair = _native.RingQueuePair(
                 options.send_queue_depth, options.max_rd_atomic, options.timeout_s
@@ -65,9 +67,13 @@ class NodeConnection:
             raise
 
     def close(self) -> None:
-        """Leave the node; it forgets the queue pair and the registered memory. Twice is allowed."""
-        with suppress(OSError):  # closed already, or the node is gone
-            self._socket.shutdown(socket.SHUT_RDWR)  # the queue pair holds a duplicate
+        """Leave the node; it forgets the queue pair and the registered memory. Twice is allowed.
+
+        A forked child only drops its copy: the connection is the parent's.
+        """
+        if os.getpid() == self._pid:
+            with suppress(OSError):  # closed already, or the node is gone
+                self._socket.shutdown(socket.SHUT_RDWR)  # the queue pair holds a duplicate
         self._socket.close()
 
     def register(self, nbytes: int) -> tuple[_native.RegisteredMemory, int]:
@@ -128,25 +134,3 @@ class NodeConnection:
             status="IBV_WC_RETRY_EXC_ERR",
             remedy="start it again; its content is lost",
         )
-
-
-def _connect(address: str, timeout_s: float) -> socket.socket:
-    start = "start one: python -m backends.memory_node --socket PATH --size 256M"
-    if not address:
-        raise UserError("no memory node's socket was named", remedy=start)
-    start = start.replace("PATH", address)
-    if len(os.fsencode(address)) > MAX_SOCKET_PATH_BYTES:
-        raise UserError(
-            f"the socket path {address!r} is longer than {MAX_SOCKET_PATH_BYTES} bytes",
-            remedy="use a shorter directory",
-        )
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(timeout_s)
-    try:
-        connection.connect(address)
-    except OSError as error:
-        connection.close()
-        raise UserError(
-            f"no memory node listens at {address}: {error.strerror or error}", remedy=start
-        ) from error
-    return connection

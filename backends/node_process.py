@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backends.node_socket import clear
 from emu.errors import HostError, UserError
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ class NodeProcess:
         self._lifeline = lifeline
         self.pid = process.pid
         self.socket_path = path
-        self._inode = path.stat().st_ino
         self.size_bytes = size
 
     def __enter__(self) -> Self:
@@ -64,9 +63,7 @@ class NodeProcess:
         os.close(self._lifeline)
         self._lifeline = -1
         _close_pipes(self._process)
-        with suppress(FileNotFoundError):  # a killed node leaves its socket
-            if self.socket_path.stat().st_ino == self._inode:
-                self.socket_path.unlink()
+        clear(self.socket_path)  # a killed node leaves its socket
 
 
 def start_node(path: Path | str, size_bytes: int, *, numa_node: int | None = None) -> NodeProcess:

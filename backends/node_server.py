@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PACKET_BYTES = 65536
-MAX_SOCKET_PATH_BYTES = 107  # sun_path, without its terminating zero
 _MAX_FDS = 3
 _CLIENT_ERRORS = (LookupError, TypeError, ValueError, OSError, MemoryError, RuntimeError)
 
@@ -77,7 +76,9 @@ class MemoryNode:
                     key.data()
         finally:
             with suppress(FileNotFoundError):
-                if path.stat().st_ino == inode:  # somebody may have put another one there
+                if (
+                    path.stat().st_ino == inode
+                ):  # ours: its number stays taken while the listener is open
                     path.unlink()
             listener.close()
             for client in self._clients.values():

@@ -16,14 +16,18 @@ from backends.node_process import NodeProcess, start_node
 from emu import _native
 from emu.errors import MediumError
 from emu.pool.medium import Medium
+from emu.pool.store import PoolStore
+from emu.store import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Self
 
+    from emu.layout import KVLayout
     from emu.pool.medium import Region
-    from emu.store import Rows, SlotIds, Stats, TokenIds
+    from emu.store import Rows, SlotIds, Stats, StoreOptions, TokenIds
 
-__all__ = ["ConnectionOptions", "NodeProcess", "RdmaMedium", "start_node"]
+__all__ = ["ConnectionOptions", "NodeProcess", "RdmaMedium", "RdmaStore", "start_node"]
 
 # Bounce memory for arrays that are not registered, and messages to the owner.
 STAGING_BYTES = 4 << 20
@@ -151,3 +155,20 @@ class RdmaMedium(Medium):
                 status=status,
                 remedy="open the store again; if the memory node died, start it again",
             ) from fault
+
+
+class RdmaStore(PoolStore):
+    """A memory node's memory. Arrays that do not come from buffer() are moved through a bounce buffer."""
+
+    @classmethod
+    def open(cls, address: str, layout: KVLayout, options: StoreOptions) -> Self:
+        """See KVStore.open; the address is the path of the node's socket, its size is the node's own.
+
+        Raises:
+            UserError: no node listens there; the remedy is the command that starts one.
+        """
+        medium = RdmaMedium(address, numa_node=options.numa_node)
+        capabilities = (
+            Capability.SHARED | Capability.REMOTE | Capability.REGISTERED | Capability.PACKED
+        )
+        return cls(medium, layout, options, capabilities)

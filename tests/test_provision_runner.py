@@ -152,7 +152,8 @@ def test_kill_9_at_every_point_of_up_leaves_what_status_lists_and_down_clears(
         assert there == listed, point
         with pytest.raises(TestbedError, match="exists already"):
             Runner(state).up(plan)
-        Runner(state).down("lab")
+        running = {found.pid for found in process.tagged(condition.record.id)}  # type: ignore[union-attr]
+        assert running <= set(Runner(state).down("lab").ended), point
         nothing_left(home, condition.record)
     else:
         pytest.fail("up never came to its end")

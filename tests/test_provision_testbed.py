@@ -186,3 +186,10 @@ def test_find_without_a_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> Non
         emu.Testbed.find("three")
     with pytest.raises(UserError, match="not a testbed name"):
         emu.Testbed.find("../../etc/passwd")
+
+
+def test_the_public_names_are_loaded_on_first_use() -> None:
+    code = "import sys, emu\nassert 'numpy' not in sys.modules\nfor name in emu.__all__: getattr(emu, name)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = emu.nonsense

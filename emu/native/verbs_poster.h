@@ -77,7 +77,7 @@ class Poster {
 
  private:
   static constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
-  static constexpr size_t kPostBatch = 64;  // work requests per doorbell
+  static constexpr size_t kPostBatch = 256;  // work requests per doorbell
 
   // After a fault nothing more is posted, as on a queue pair in the error state.
   template <typename Work>

@@ -69,6 +69,10 @@ def undo(record: Record, progress: Callable[[str], None]) -> Undone:
     _end_processes(record, undone)
     if undone.failed:
         return undone
+    undone.left += [
+        f"process {pid} still maps files of {record.run_dir}; emu did not start it"
+        for pid in process.mapping(Path(record.run_dir))
+    ]
     owned = owns_run_dir(record)
     for entry in reversed(record.steps):
         progress(f"undo: {entry.step}")
@@ -76,10 +80,6 @@ def undo(record: Record, progress: Callable[[str], None]) -> Undone:
             _undo_step(record, entry, owned, undone)
         except OSError as error:
             undone.failed.append(f"{error.filename}: {error.strerror}")
-    undone.left += [
-        f"process {pid} still maps files of {record.run_dir}; emu did not start it"
-        for pid in process.mapping(Path(record.run_dir))
-    ]
     return undone
 
 

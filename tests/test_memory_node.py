@@ -1,0 +1,436 @@
+"""The memory node as a process: how it starts and ends, and what it survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from memory_nodes import (
+    OFFSET,
+    RawNode,
+    client_of,
+    one_request,
+    open_fds,
+    process_state,
+    raw_node,
+    tokens_of,
+    wait_until,
+)
+
+from backends import memory_node
+from backends.host_memory import free_bytes
+from backends.node_connection import ConnectionOptions, NodeConnection
+from backends.node_process import start_node
+from backends.rdma import RdmaMedium
+from emu import _native
+from emu.errors import HostError, MediumError, UserError
+from emu.pool.medium import Region
+from emu.store import Stats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+ROW = 656
+GONE = "IBV_WC_RETRY_EXC_ERR"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[RawNode]:
+    with raw_node(tmp_path) as node:
+        yield node
+
+
+def alive(pid: int) -> bool:
+    return process_state(pid) not in {"", "Z"}
+
+
+@contextmanager
+def python(program: str) -> Iterator[subprocess.Popen[str]]:
+    """A child that runs the program, killed at the end in any case."""
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip()
+
+
+def run_node(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "backends.memory_node", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, **options
+    )
+
+
+# -- start and end --------------------------------------------------------------------------------------------
+
+
+def test_a_node_starts_lean_and_leaves_nothing(tmp_path: Path) -> None:
+    node = start_node(tmp_path / "n.sock", MIB)
+    assert stat.S_IMODE((tmp_path / "n.sock").stat().st_mode) & 0o077 == 0
+    connection = NodeConnection(str(tmp_path / "n.sock"))
+    assert connection.facts["pid"] == node.pid
+    connection.close()
+    assert "libtorch" not in Path(f"/proc/{node.pid}/maps").read_text()
+    node.close()
+    node.close()
+    assert node.exit_status == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_is_allocated_not_sparse(node: RawNode) -> None:
+    with client_of(node) as client:
+        facts = client.connection.facts
+    status = Path(f"/proc/{facts['pid']}/fd/{facts['memory_fd']}").stat()
+    assert status.st_blocks * 512 >= status.st_size == node.raw.size
+    assert (node.raw == 0).all()
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "pipe"])
+def test_a_node_ends_by_signal_and_with_its_parents_pipe(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "n.sock"
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "backends.memory_node", "--socket", str(path), "--size", "1M"]
+    with subprocess.Popen(
+        [*command, "--parent-fd", str(read_end)],
+        pass_fds=(read_end,),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(read_end)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert path.exists()
+        if how == "SIGTERM":
+            process.terminate()
+        os.close(write_end)
+        assert process.wait(20) == 0
+        assert process.stdout.read() == ""
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("how", ["--die-with-parent", "start_node"])
+def test_a_node_does_not_outlive_a_killed_parent(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "n.sock"
+    by_command = f"""
+        import subprocess, sys, time
+        command = [sys.executable, "-m", "backends.memory_node", "--socket", {str(path)!r}, "--size", "1M"]
+        process = subprocess.Popen([*command, "--die-with-parent"], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        """
+    by_function = f"""
+        import time
+        from backends.node_process import start_node
+        process = start_node({str(path)!r}, 1 << 20)
+        """
+    program = by_command if how == "--die-with-parent" else by_function
+    program = textwrap.dedent(program) + "print(process.pid, flush=True)\ntime.sleep(600)\n"
+    with python(program) as parent:
+        pid = int(line_of(parent))
+        assert alive(pid)
+        parent.kill()
+        assert wait_until(lambda: not alive(pid))
+        assert wait_until(lambda: not path.exists())
+
+
+def test_a_parent_that_has_gone_already_is_noticed(tmp_path: Path) -> None:
+    done = run_node("--socket", str(tmp_path / "n"), "--size", "1M", "--die-with-parent", "1")
+    assert done.returncode == 1
+    assert "parent process is gone" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- refusals -------------------------------------------------------------------------------------------------
+
+
+def test_a_taken_path_is_refused_and_a_dead_nodes_socket_replaced(
+    node: RawNode, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"listens at .* already"):
+        start_node(node.address, MIB)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="is no socket"):
+        start_node(tmp_path / "file", MIB)
+    assert (tmp_path / "file").read_text() == "mine"
+    os.kill(node.process.pid, signal.SIGKILL)
+    assert wait_until(lambda: node.process.exit_status == -signal.SIGKILL)
+    with start_node(node.address, MIB) as second:
+        node.process.close()  # must not take the new node's socket away
+        RdmaMedium(str(second.socket_path)).close()
+    assert not Path(node.address).exists()
+
+
+def test_paths_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="longer than 107 bytes"):
+        start_node(tmp_path / ("x" * 108), MIB)
+    with pytest.raises(UserError, match="longer than 107 bytes"):
+        RdmaMedium(str(tmp_path / ("x" * 108)))
+    with pytest.raises(UserError, match="No such file or directory"):
+        start_node(tmp_path / "no" / "n.sock", MIB)
+    with pytest.raises(UserError, match=r"python -m backends\.memory_node --socket"):
+        RdmaMedium("")
+    with pytest.raises(UserError, match=r"python -m backends.memory_node --socket .*nobody"):
+        RdmaMedium(str(tmp_path / "nobody"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--size", "banana"], 2, "not a size"),
+        (["--size", "0"], 1, "multiple of 4096"),
+        (["--size", "4097"], 1, "multiple of 4096"),
+        (["--size", "900T"], 1, "of memory are free"),
+        (["--size", "1M", "--parent-fd", "77"], 2, "is not open"),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
+    done = run_node("--socket", str(tmp_path / "n.sock"), *arguments)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_size_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"900 TiB.*of memory are free"):
+        start_node(tmp_path / "n.sock", 900 << 40)
+    with pytest.raises(HostError, match=r"900 TiB.*of memory are free"):
+        memory_node.allocate(900 << 40, None)
+
+
+def test_free_memory_knows_the_cgroups_limits(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9999 kB\nMemAvailable:    1000 kB\n")
+    (tmp_path / "own").write_text("0::/a/b\n")
+    group = tmp_path / "cgroup" / "a"
+    (group / "b").mkdir(parents=True)
+    paths = (tmp_path / "meminfo", tmp_path / "own", tmp_path / "cgroup")
+    assert free_bytes(*paths) == 1000 * 1024
+    for name, text in (
+        ("max", "5000"),
+        ("current", "4000"),
+        ("stat", "anon 1\ninactive_file 50\n"),
+    ):
+        (group / f"memory.{name}").write_text(text)
+    assert free_bytes(*paths) == 1050
+    (group / "b" / "memory.max").write_text("max\n")
+    assert free_bytes(*paths) == 1050
+    (tmp_path / "own").write_text("1:memory:/a\n")
+    assert free_bytes(*paths) == 1000 * 1024
+
+
+# -- the control plane ----------------------------------------------------------------------------------------
+
+
+def ask(connection: socket.socket, message: bytes, fds: tuple[int, ...] = ()) -> dict[str, Any]:
+    socket.send_fds(connection, [message], list(fds))
+    return json.loads(connection.recv(65536))
+
+
+def test_bad_messages_are_answered_and_leak_nothing(node: RawNode) -> None:
+    pid = node.process.pid
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(node.address)
+        assert ask(connection, b'{"op": "describe"}')["ok"]
+        before = open_fds(pid)
+        unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+        os.ftruncate(unsealed, 1 << 20)
+        rings = b'{"op": "connect", "send_queue_depth": 16, "max_rd_atomic": 4}'
+        for message in (
+            b"\xff\xfe",
+            b"[]",
+            b"{}",
+            b'{"op": "format"}',
+            b'{"op": "connect"}',
+            b'{"op": "expose", "offset": 0, "nbytes": 1, "access": ["remote_read"]}',
+            b'{"op": "register", "nbytes": 1, "address": 0}',
+            rings,
+        ):
+            assert not ask(connection, message, (unsealed,) * 3)["ok"]
+        assert "sealed" in ask(connection, rings, (unsealed,) * 3)["error"]
+        os.close(unsealed)
+        assert open_fds(pid) == before
+    with client_of(node) as client:
+        with pytest.raises(MediumError, match="passes the end"):
+            client.connection.expose(1, client.connection.size_bytes)
+        with pytest.raises(MediumError, match="unknown access"):
+            client.connection.expose(0, 1, ["atomic"])
+        with pytest.raises(MediumError, match="no registered memory"):
+            client.connection.deregister(client.staging_lkey ^ 1)
+        assert "remote_atomic" not in client.connection.describe()
+
+
+def test_a_killed_client_leaves_nothing_in_the_node(node: RawNode) -> None:
+    pid = node.process.pid
+    before = open_fds(pid)
+    program = f"""
+        from backends.rdma import RdmaMedium
+        medium = RdmaMedium({node.address!r})
+        buffers = [medium.buffer(1 << 20) for _ in range(20)]
+        print("ready", flush=True)
+        while True:
+            medium.read(0, 1 << 20)
+        """
+    with python(program) as process:
+        assert line_of(process) == "ready"
+        assert open_fds(pid) > before
+        assert Path(f"/proc/{pid}/maps").read_text().count("emu-registered") == 21
+    assert wait_until(lambda: open_fds(pid) == before)
+    assert "emu-registered" not in Path(f"/proc/{pid}/maps").read_text()
+    with client_of(node) as client:
+        assert client.connection.describe()["queue_pairs"] == 1
+
+
+# -- the medium -----------------------------------------------------------------------------------------------
+
+
+def test_the_medium_moves_raw_bytes_and_counts(node: RawNode) -> None:
+    medium = RdmaMedium(node.address)
+    data = np.random.default_rng(0).integers(0, 256, 3 * MIB, np.uint8)
+    medium.write(100, data.tobytes())
+    assert np.array_equal(node.raw[100 : 100 + data.size], data)
+    assert medium.read(100, data.size) == data.tobytes()
+    assert medium.read(0, 0) == b""
+    assert medium.directory_path == f"{node.address}.directory"
+    assert (medium.size_bytes, medium.buffer(0).size) == (node.raw.size, 0)
+    tables, slots = one_request([1])
+    out = medium.buffer(8 * ROW).reshape(8, ROW)
+    region = Region(0, OFFSET, ROW)
+    medium.reset_stats()
+    assert medium.gather(tables, region, slots, tokens_of(range(0, 16, 2)), out, None, False) == 8
+    assert medium.gather(tables, region, slots, tokens_of(range(0, 16, 2)), out, None, True) == 8
+    stats = Stats()
+    medium.add_stats(stats)
+    assert (stats.work_requests, stats.max_outstanding_reads) == (9, 8)
+    medium.check()
+    medium.close()
+    medium.close()
+    with pytest.raises(MediumError):
+        medium.read(0, 1)
+
+
+def test_a_killed_node_is_noticed_at_once(node: RawNode) -> None:
+    medium = RdmaMedium(node.address)
+    tables, slots = one_request([0, 1], length=64)
+    out = medium.buffer(64 * ROW).reshape(64, ROW)
+    region = Region(0, OFFSET, ROW)
+
+    def gather() -> None:
+        medium.gather(tables, region, slots, tokens_of(range(0, 64, 2)), out, None, False)
+
+    def gather_until_it_fails() -> None:
+        while True:
+            gather()
+
+    gather()
+    os.kill(node.process.pid, signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(MediumError) as fault:
+        gather_until_it_fails()
+    assert fault.value.status == GONE
+    for call in (
+        gather,
+        lambda: medium.read(0, 1),
+        lambda: medium.write(0, b"x"),
+        lambda: medium.buffer(4096),
+        medium.check,
+        lambda: medium.scatter(
+            tables, region, slots, np.array([64], np.int32), np.zeros((1, 1, ROW), np.uint8)
+        ),
+    ):
+        with pytest.raises(MediumError):
+            call()
+    assert time.monotonic() - started < 15  # timeout_s is 30: nothing waited for it
+    assert tables.length(slots[0], 0) == 64
+    out[:] = 1  # the buffer outlives the node
+    medium.close()
+
+
+def test_a_node_killed_under_load_gives_an_error_in_every_client(node: RawNode) -> None:
+    program = f"""
+        from backends.rdma import RdmaMedium
+        from emu.errors import MediumError
+        medium = RdmaMedium({node.address!r})
+        print("ready", flush=True)
+        try:
+            while True:
+                medium.read(0, 2 << 20)
+        except MediumError as error:
+            print(error.status)
+        """
+    with ExitStack() as stack:
+        clients = [stack.enter_context(python(program)) for _ in range(2)]
+        assert [line_of(client) for client in clients] == ["ready", "ready"]
+        os.kill(node.process.pid, signal.SIGKILL)
+        for client in clients:
+            assert client.communicate(timeout=20)[0] == f"{GONE}\n"
+            assert client.returncode == 0
+
+
+def test_a_stopped_node_ends_a_call_after_the_timeout(node: RawNode) -> None:
+    medium = RdmaMedium(node.address, options=ConnectionOptions(timeout_s=0.5))
+    try:
+        os.kill(node.process.pid, signal.SIGSTOP)
+        assert wait_until(lambda: process_state(node.process.pid) == "T")
+        with pytest.raises(MediumError) as fault:
+            medium.read(0, 64)
+        assert fault.value.status == GONE
+        with pytest.raises(MediumError, match="error state"):
+            medium.write(0, b"late")
+    finally:
+        os.kill(node.process.pid, signal.SIGCONT)
+    medium.close()
+    with client_of(node) as client:  # the node itself goes on
+        client.requester.read(0, np.empty(64, np.uint8))
+    assert not node.raw[:4].any()
+
+
+def test_numa_facts_are_the_nodes_own(node: RawNode) -> None:
+    for wanted, reason in ((None, ""), (0, "start it with --numa-node 0")):
+        medium = RdmaMedium(node.address, numa_node=wanted)
+        stats = Stats()
+        medium.add_stats(stats)
+        assert (stats.numa_node, stats.numa_bound) == (wanted, False)
+        assert reason in stats.numa_reason
+        medium.close()
+
+
+def test_a_node_binds_its_memory_or_says_why_not(tmp_path: Path) -> None:
+    with start_node(tmp_path / "n.sock", MIB, numa_node=0) as node:
+        medium = RdmaMedium(str(node.socket_path), numa_node=0)
+        stats = Stats()
+        medium.add_stats(stats)
+        assert stats.numa_node == 0
+        assert stats.numa_bound == (stats.numa_reason == "")
+        if stats.numa_bound:
+            maps = Path(f"/proc/{node.pid}/numa_maps").read_text()
+            line = next(line for line in maps.splitlines() if "emu-memory-node" in line)
+            assert "bind:0" in line
+        medium.close()
+
+
+def test_native_types_refuse_what_cannot_be() -> None:
+    pair = _native.RingQueuePair(16, 4, 1.0)
+    with pytest.raises(RuntimeError, match="not connected"):
+        pair.wait()
+    for arguments in ((16, 0, 1.0), (16, 4, 0.0)):
+        with pytest.raises(ValueError, match="must be"):
+            _native.RingQueuePair(*arguments)

@@ -1,0 +1,171 @@
+"""Mapped media: what is refused before anything is touched, sizes, NUMA facts."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+from contract_base import DEVICE_BYTES, LAYOUT, value
+
+from backends.mapped import devdax_bytes
+from emu import StoreOptions, open_store
+from emu.errors import HostError, MediumError, UserError
+from emu.numa import NumaWarning
+
+
+def open_at(url, **options):
+    return open_store(url, LAYOUT, StoreOptions(**options))
+
+
+@pytest.mark.parametrize("capacity", [0, -1, 4096, LAYOUT.block_bytes])
+def test_private_dram_needs_a_capacity_that_holds_a_block(capacity):
+    with pytest.raises(UserError, match="capacity"):
+        open_at("dram://", capacity_bytes=capacity)
+
+
+def test_private_dram_that_does_not_fit_is_refused_with_numbers():
+    with pytest.raises(HostError, match=r"TiB of memory asked for, .* available"):
+        open_at("dram://", capacity_bytes=1 << 50)
+
+
+def test_a_shared_file_that_does_not_fit_is_refused_and_not_left_behind(tmp_path):
+    with pytest.raises(HostError, match=r"available|free"):
+        open_at(f"dram://{tmp_path}/big", capacity_bytes=1 << 50)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shared_file_is_made_allocated_and_then_used_as_it_is(tmp_path):
+    path = tmp_path / "dram0"
+    with open_at(f"dram://{path}", capacity_bytes=DEVICE_BYTES - 1) as store:
+        assert store.stats().capacity_bytes == 16 * LAYOUT.block_bytes
+        status = path.stat()
+        assert status.st_size == DEVICE_BYTES
+        assert status.st_blocks * 512 >= DEVICE_BYTES
+        store.put(["a"], [value("a", 1)])
+    with open_at(f"dram://{path}") as store:
+        assert store.exists(["a"])[0]
+    with open_at(f"dram://{path}", capacity_bytes=DEVICE_BYTES) as store:
+        assert store.exists(["a"])[0]
+    with pytest.raises(UserError, match=f"{DEVICE_BYTES} bytes, {2 * DEVICE_BYTES} asked"):
+        open_at(f"dram://{path}", capacity_bytes=2 * DEVICE_BYTES)
+    assert path.stat().st_size == DEVICE_BYTES
+
+
+@pytest.mark.parametrize("scheme", ["cxl", "dram"])
+def test_what_is_no_device_is_refused(tmp_path, scheme):
+    (tmp_path / "odd").write_bytes(bytes(5000))
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    names = [tmp_path / "missing", tmp_path / "odd", tmp_path / "empty", tmp_path / "odd/x"]
+    for path in [*names, tmp_path / "folder", "/dev/null"]:
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(UserError, match=str(path)):
+            open_at(f"{scheme}://{path}")
+        assert sorted(tmp_path.iterdir()) == before
+
+
+def test_cxl_needs_a_path():
+    with pytest.raises(UserError, match="names no device"):
+        open_at("cxl://")
+
+
+def test_a_sparse_device_gets_its_memory_first(tmp_path):
+    path = tmp_path / "cxl0"
+    path.touch()
+    os.truncate(path, DEVICE_BYTES)
+    open_at(f"cxl://{path}").close()
+    assert path.stat().st_blocks * 512 >= DEVICE_BYTES
+
+
+def test_a_sparse_device_that_cannot_be_filled_is_refused(tmp_path):
+    path = tmp_path / "cxl0"
+    path.touch()
+    os.truncate(path, 1 << 43)
+    with pytest.raises(HostError, match=f"{1 << 43} bytes do not fit"):
+        open_at(f"cxl://{path}")
+    assert path.stat().st_blocks * 512 < 1 << 20
+
+
+def test_the_size_of_a_devdax_device_comes_from_sysfs(tmp_path):
+    sysfs = tmp_path / "252:0"
+    sysfs.mkdir()
+    (tmp_path / "bus" / "dax").mkdir(parents=True)
+    (tmp_path / "bus" / "mem").mkdir()
+    (sysfs / "subsystem").symlink_to("../bus/dax")
+    (sysfs / "size").write_text("262144000\n")
+    assert devdax_bytes(tmp_path / "dax0.0", sysfs) == 262144000
+    (sysfs / "size").write_text("banana\n")
+    with pytest.raises(UserError, match="size cannot be read"):
+        devdax_bytes(tmp_path / "dax0.0", sysfs)
+    (sysfs / "subsystem").unlink()
+    (sysfs / "subsystem").symlink_to("../bus/mem")
+    with pytest.raises(UserError, match="not devdax"):
+        devdax_bytes(tmp_path / "dax0.0", sysfs)
+
+
+def test_the_directory_of_a_link_is_the_devices(tmp_path):
+    device = tmp_path / "cxl0"
+    device.write_bytes(bytes(DEVICE_BYTES))
+    (tmp_path / "link").symlink_to(device)
+    with open_at(f"cxl://{device}") as one, open_at(f"cxl://{tmp_path}/link") as two:
+        one.put(["a"], [value("a", 1)])
+        assert two.exists(["a"])[0]
+    assert not (tmp_path / "link.directory").exists()
+
+
+def test_a_node_that_is_not_there_is_said_and_the_store_works():
+    with pytest.warns(NumaWarning, match="999"):
+        store = open_at("dram://", capacity_bytes=DEVICE_BYTES, numa_node=999)
+    with store:
+        stats = store.stats()
+        assert (stats.numa_node, stats.numa_bound) == (999, False)
+        assert stats.numa_reason
+        store.put(["a"], [value("a", 1)])
+
+
+def test_a_node_that_is_there_is_bound_or_the_reason_is_said(tmp_path):
+    for url, options in (
+        ("dram://", {"capacity_bytes": DEVICE_BYTES}),
+        (f"dram://{tmp_path}/dram0", {"capacity_bytes": DEVICE_BYTES}),
+    ):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            store = open_at(url, numa_node=0, **options)
+        with store:
+            stats = store.stats()
+            assert stats.numa_node == 0
+            assert stats.numa_bound != bool(stats.numa_reason)
+            assert len(warned) == (0 if stats.numa_bound else 1)
+
+
+def test_a_view_that_outlives_its_store_can_still_be_read(tmp_path):
+    store = open_at(f"dram://{tmp_path}/dram0", capacity_bytes=DEVICE_BYTES)
+    view = store._medium._memory[:8]
+    store.close()
+    assert view.tobytes() == b"EMUPOOL1"
+
+
+def test_closing_leaves_no_mapping_and_no_open_file(tmp_path):
+    path = tmp_path / "cxl0"
+    path.write_bytes(bytes(DEVICE_BYTES))
+    before = open_files()
+    for _ in range(3):
+        with open_at(f"cxl://{path}") as store:
+            store.put([f"a{open_files()}"], [value("a", 1)])
+            assert open_files() > before
+            store.delete([f"a{open_files()}"])
+        path.rename(tmp_path / "away")
+        with pytest.raises(UserError):
+            open_at(f"cxl://{path}")
+        (tmp_path / "away").rename(path)
+    path.write_bytes(b"foreign".ljust(DEVICE_BYTES, b"\0"))
+    with pytest.raises(MediumError):
+        open_at(f"cxl://{path}")
+    assert open_files() == before
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def open_files():
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())

@@ -1,0 +1,178 @@
+"""The engine inside: exact, the sparse path really taken, and mutants that must not pass for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from sac_harness import Engine, requests
+
+from emu.errors import StoreError
+from emu.sac.decode import DecodeGpu, remote_runs
+from emu.sac.hot_buffer import HotBuffer
+from emu.sac.plan import RunSpec
+from emu.timing.oplog import replay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from emu.trace.request import Request
+
+SPEC = RunSpec(gpus=2, devices=2, concurrency=3)
+TRACE = requests((700, 5), (650, 6), (1100, 4), (130, 5), (90, 3), shared=1)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Callable[[RunSpec, list[Request]], Engine]]:
+    made: list[Engine] = []
+
+    def make(spec: RunSpec = SPEC, trace: list[Request] = TRACE) -> Engine:
+        made.append(Engine.make(tmp_path, spec, trace))
+        made[-1].prefill()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("design", ["cxl", "rdma", "hbm"])
+def test_tokens_and_rows_equal_the_in_memory_run(engine, design: str) -> None:
+    run = engine()
+    decoded = run.decode(design)
+    assert run.differences(decoded) == []
+    assert sorted(record.number for record in decoded.records) == [0, 1, 2, 3, 4]
+    if design != "hbm":
+        assert decoded.misses > 0
+        assert decoded.evictions > 0
+        assert decoded.hits > 0
+
+
+def test_fp8_rows_are_exact_too(engine) -> None:
+    run = engine(replace(SPEC, kv_dtype="fp8"))
+    assert run.differences(run.decode()) == []
+
+
+def test_a_shared_prefix_is_stored_once_per_device(engine) -> None:
+    spec = replace(SPEC, devices=1)
+    run = engine(spec, requests((600, 2), (600, 2), shared=1))
+    layout = run.model.layout
+    # 8 shared blocks of 64 tokens; each request has 2 more for its prompt and 1 for its output
+    assert run.pools[0].stats().used_bytes == (8 + 2 * (2 + 1)) * layout.block_bytes
+    assert [delivery.computed_tokens for delivery in run.deliveries] == [599, 599 - 512]
+    assert run.differences(run.decode()) == []
+
+
+def test_space_returns_when_the_last_reader_is_done(engine) -> None:
+    run = engine()
+    run.decode()
+    for plan in run.plans:
+        run.pools[plan.device].delete([plan.key])
+    assert [store.stats().used_bytes for store in run.pools] == [0, 0]
+
+
+def test_a_missed_write_back_is_caught(engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = engine()
+    monkeypatch.setattr(DecodeGpu, "_write_back", lambda *_: None)
+    try:
+        differences = run.differences(run.decode())
+    except (StoreError, ValueError):
+        return  # noticed by the store: the row was read, or asked for, and is not there
+    assert differences
+
+
+def test_a_write_back_of_the_wrong_row_is_caught(engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = engine()
+    honest = DecodeGpu._write_back
+
+    def wrong(self, batch, layer, place, projections) -> None:
+        for projection in projections:
+            projection.kv_rows[0, 7] ^= 1
+        honest(self, batch, layer, place, projections)
+
+    monkeypatch.setattr(DecodeGpu, "_write_back", wrong)
+    assert run.differences(run.decode())
+
+
+def test_a_newest_row_in_the_wrong_slot_is_caught(engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = engine()
+    monkeypatch.setattr(
+        HotBuffer, "newest_row", lambda self, place: place * self.shape.rows_per_request
+    )
+    assert run.differences(run.decode())
+
+
+def test_a_hot_buffer_that_forgets_to_fetch_is_caught(
+    engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = engine()
+    monkeypatch.setattr(DecodeGpu, "_gather", lambda *_: None)
+    assert run.differences(run.decode())
+
+
+def test_the_operation_log_replays_to_the_same_times(engine) -> None:
+    run = engine()
+    run.decode()
+    assert run.clock is not None
+    start_ns, end_ns = replay(run.clock.log, run.clock.system)
+    rows = run.clock.log.ops
+    assert len(rows) > 100
+    assert start_ns.tolist() == [row.start_ns for row in rows]
+    assert end_ns.tolist() == [row.end_ns for row in rows]
+
+
+def test_round_1_charges_prefill_and_round_2_does_not(engine, tmp_path: Path) -> None:
+    second = engine()
+    in_pool = second.decode()
+    second.spec = replace(second.spec, round=1)
+    computed = second.decode()
+    assert all(record.prefill_compute_ns == 0 for record in in_pool.records)
+    assert all(record.prefill_compute_ns > 0 for record in computed.records)
+    by_number = [
+        {r.number: r.token_ns[0] - r.arrival_ns for r in d.records} for d in (in_pool, computed)
+    ]
+    assert all(by_number[1][n] > by_number[0][n] for n in by_number[0])
+
+
+def test_ttft_is_the_sum_of_its_parts(engine) -> None:
+    decoded = engine().decode()
+    for record in decoded.records:
+        before_step = (
+            record.arrival_ns
+            + record.prefill_compute_ns
+            + record.attach_transfer_ns
+            + record.queue_ns
+        )
+        assert record.queue_ns >= 0
+        assert record.token_ns[0] > before_step + record.stall_ns[0] - 1
+        assert len(record.tokens) == len(record.token_ns) == len(record.stall_ns)
+
+
+def test_an_open_loop_keeps_the_trace_s_times(engine) -> None:
+    trace = [replace(r, arrival_ms=5.0 * i) for i, r in enumerate(TRACE)]
+    run = engine(replace(SPEC, arrivals="trace"), trace)
+    decoded = run.decode()
+    assert {r.number: r.arrival_ns for r in decoded.records} == {
+        i: 5_000_000 * i for i in range(len(trace))
+    }
+    assert all(record.queue_ns >= 0 for record in decoded.records)
+    assert run.differences(decoded) == []
+
+
+def test_gpu_memory_limits_the_batch(engine) -> None:
+    one = engine(replace(SPEC, gpus=1, concurrency=5))
+    wide = one.decode()
+    one.spec = replace(one.spec, hbm_bytes=wide.local_bytes // 3)
+    narrow = one.decode()
+    assert narrow.local_bytes <= one.spec.hbm_bytes < wide.local_bytes
+    assert one.differences(narrow) == []
+
+
+def test_remote_runs_are_read_in_order() -> None:
+    tokens = np.array([[5, 6, 7, 63, 64, 65, -1, -1], [9, 8, 7, 20, 22, -1, -1, -1]], np.int32)
+    # 5-7, 63, 64-65 (another block); 9, 8, 7, 20, 22
+    assert remote_runs(tokens, 64) == 3 + 5
+    assert remote_runs(np.full((2, 3), -1, np.int32), 64) == 0
