@@ -23,8 +23,8 @@ def set_up(engine, parallelism=16):
         engine.add_link(*link)
     links, flags = np.array([0, 1], np.int32), np.zeros(2, np.bool_)
     return [
-        engine.add_path(links, flags, False, 500.0, parallelism, 0.0),
-        engine.add_path(links[:1], flags[:1], True, 0.0, parallelism, 0.0),
+        engine.add_path(links, flags, False, 500.0, parallelism),
+        engine.add_path(links[:1], flags[:1], True, 0.0, parallelism),
     ]
 
 

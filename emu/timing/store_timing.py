@@ -167,7 +167,6 @@ def _add_path(
         write,
         model.setup_ns.value,
         int(model.parallelism.value),
-        0.0,
     )
 
 
