@@ -235,6 +235,14 @@ class PacedClock(_HostTimed, VirtualClock):
         self.dilation = dilation
         self.pace = HostPace(dilation)
 
+    def describe(self) -> dict[str, str | float | None]:
+        """As every clock's, and what this machine can pace (GB/s) and how late it was at worst (host ns)."""
+        return {
+            **super().describe(),
+            "paceable_gb_per_s": round(self.pace.paceable_gb_per_s(), 3),
+            "late_ns": self.pace.late_ns,
+        }
+
     def _start(self) -> None:
         self.pace.start()
 
@@ -258,6 +266,10 @@ class OffClock(_HostTimed):
     def __init__(self, system: System) -> None:
         super().__init__(system)
         self._start_ns: int | None = None
+
+    def describe(self) -> dict[str, str | float | None]:
+        """The mode alone: no profile has a part in host time."""
+        return {**super().describe(), "profile": None}
 
     def _start(self) -> None:
         if self._start_ns is None:
