@@ -236,7 +236,7 @@ class PacedClock(_HostTimed, VirtualClock):
         self.pace = HostPace(dilation)
 
     def describe(self) -> dict[str, str | float | None]:
-        """As every clock's, and what this machine can pace (GB/s) and how late it was at worst (host ns)."""
+        """As every clock's, and what this machine can pace (GB/s) and how late it was at worst (model ns)."""
         return {
             **super().describe(),
             "paceable_gb_per_s": round(self.pace.paceable_gb_per_s(), 3),
