@@ -74,6 +74,7 @@ def test_clocks_say_what_they_are():
     assert paced == {"mode": "paced", "profile": "laptop", "dilation": 30, "late_ns": 0}
 
 
+@pytest.mark.parametrize("rows", ENTRIES)
 def test_designs_keep_their_order(rows):
     system = System.load("sac-server")
     took = {name: alone_ns(system, path, rows) for name, path in DESIGNS.items()}
