@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 
 from emu.cli.main import main
 from emu.provision import process
+from emu.provision.facts import default_root
 from emu.provision.state import StateDirectory
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     status: int,
     words: str,
 ) -> None:
-    before = sorted(Path("/dev/shm").iterdir())
+    before = (default_root() / "default").exists()
     found, out, err = run_emu(*arguments)
     assert found == status, err
     assert out == ""
@@ -165,9 +165,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         assert err.count("\n") == 1
     assert list(home.run.iterdir()) == []
     assert not home.state.exists() or list(home.state.glob("emu/testbeds/*")) == []
-    assert [
-        path for path in sorted(Path("/dev/shm").iterdir()) if path.name == f"emu-{os.getuid()}"
-    ] == [path for path in before if path.name == f"emu-{os.getuid()}"]
+    assert (default_root() / "default").exists() == before
 
 
 def test_a_name_in_use_is_refused_and_the_testbed_unharmed(
