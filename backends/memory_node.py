@@ -8,7 +8,6 @@ Run it with `python -m backends.memory_node --socket PATH --size 256M`; it print
 from __future__ import annotations
 
 import argparse
-import ctypes
 import fcntl
 import mmap
 import os
@@ -22,12 +21,11 @@ from backends.node_server import MemoryNode, NodeMemory
 from backends.node_socket import listen
 from emu.errors import EmuError, UserError
 from emu.host_memory import require_free
+from emu.process import die_with_parent
 from emu.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +81,6 @@ def _bind(fd: int, size_bytes: int, numa_node: int) -> tuple[bool, str]:
     return binding.bound, binding.reason
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Be sent SIGTERM when the parent ends (strictly: the thread that started us).
-
-    Raises:
-        UserError: it has ended already.
-    """
-    before = parent_pid or os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != before:
-        raise UserError("the parent process is gone")
-
-
 def parse_arguments(arguments: Sequence[str] | None = None) -> NodeOptions:
     """Options of the command line; exits with status 2 on a wrong one."""
     parser = argparse.ArgumentParser(prog="python -m backends.memory_node", description=__doc__)
@@ -128,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
         if options.parent_pid >= 0:
-            die_with_parent(options.parent_pid)
+            die_with_parent(options.parent_pid, signal.SIGTERM)
         memory = allocate(options.size_bytes, options.numa_node)
         node = MemoryNode(memory, options.parent_fd)  # handles signals from here on
         listener = listen(options.socket)

@@ -19,15 +19,16 @@ MAY_IMPORT = {
     "layout": set(),
     "host_memory": {"errors", "units"},
     "devdax": set(),
+    "process": set(),
     "store": {"layout", "pool"},  # of pool only a descriptor's wire form, late
     "registry": FOUNDATION,
     "numa": {"store", "_native"},
-    "pool": FOUNDATION | {"_native"},
-    "timing": {"errors", "_native"},
+    "pool": FOUNDATION | {"process", "_native"},
+    "timing": {"errors", "process", "_native"},
     "trace": {"errors"},
-    "provision": {"errors", "units", "host_memory", "devdax", "timing"},
+    "provision": {"errors", "units", "host_memory", "devdax", "process", "timing"},
     "probes": {"errors", "units", "host_memory", "numa", "provision", "_native"},
-    "sac": FOUNDATION | {"_native", "registry", "timing", "trace", "provision"},
+    "sac": FOUNDATION | {"process", "_native", "registry", "timing", "trace", "provision"},
     "bench": FOUNDATION | {"_native", "registry"},
 }
 
@@ -108,7 +109,7 @@ def test_emu_never_imports_a_backend() -> None:
 
 
 def test_backends_import_only_what_a_backend_may_use() -> None:
-    allowed = FOUNDATION | {"host_memory", "devdax", "numa", "pool", "_native"}
+    allowed = FOUNDATION | {"host_memory", "devdax", "process", "numa", "pool", "_native"}
     for source in (ROOT / "backends").glob("**/*.py"):
         beyond = parts_of_emu(source) - allowed
         assert not beyond, f"{source.relative_to(ROOT)} imports emu.{', emu.'.join(sorted(beyond))}"
