@@ -36,14 +36,12 @@ class NodeOptions:
         socket: path of its Unix socket.
         size_bytes: memory that it owns.
         numa_node: bind the memory there, verified; None leaves it to the kernel.
-        parent_fd: an inherited pipe; the node ends when it reads end of file. -1: none.
         parent_pid: end with this parent (PR_SET_PDEATHSIG); 0: whoever the parent is now; -1: do not.
     """
 
     socket: Path
     size_bytes: int
     numa_node: int | None = None
-    parent_fd: int = -1
     parent_pid: int = -1
 
 
@@ -87,7 +85,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> NodeOptions:
     parser.add_argument("--socket", required=True, type=Path, help="path of the Unix socket")
     parser.add_argument("--size", required=True, help="bytes, or for instance 256M")
     parser.add_argument("--numa-node", type=int, help="bind the memory to this node")
-    parser.add_argument("--parent-fd", type=int, default=-1, help="end when this pipe ends")
     parser.add_argument(
         "--die-with-parent",
         type=int,
@@ -98,15 +95,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> NodeOptions:
         help="end with the parent process (PID guards against one that has ended already)",
     )
     given = parser.parse_args(arguments)
-    if given.parent_fd >= 0 and not Path(f"/proc/self/fd/{given.parent_fd}").exists():
-        parser.error(f"--parent-fd {given.parent_fd} is not open")
     try:
         size_bytes = parse_size(given.size)
     except UserError as error:
         parser.error(str(error))
-    return NodeOptions(
-        given.socket.absolute(), size_bytes, given.numa_node, given.parent_fd, given.die_with_parent
-    )
+    return NodeOptions(given.socket.absolute(), size_bytes, given.numa_node, given.die_with_parent)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.parent_pid >= 0:
             die_with_parent(options.parent_pid, signal.SIGTERM)
         memory = allocate(options.size_bytes, options.numa_node)
-        node = MemoryNode(memory, options.parent_fd)  # handles signals from here on
+        node = MemoryNode(memory)  # handles signals from here on
         listener = listen(options.socket)
     except EmuError as error:
         print(f"memory node: {error}", file=sys.stderr)  # noqa: T201

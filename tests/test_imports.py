@@ -21,15 +21,26 @@ MAY_IMPORT = {
     "devdax": set(),
     "process": set(),
     "store": {"layout", "pool"},  # of pool only a descriptor's wire form, late
+    "server": {"errors"},
     "registry": FOUNDATION,
     "numa": {"store", "_native"},
     "pool": FOUNDATION | {"process", "_native"},
     "timing": {"errors", "process", "_native"},
     "trace": {"errors"},
-    "provision": {"errors", "units", "host_memory", "devdax", "process", "timing"},
+    "provision": {
+        "errors",
+        "units",
+        "host_memory",
+        "devdax",
+        "process",
+        "server",
+        "registry",
+        "timing",
+    },
     "probes": {"errors", "units", "host_memory", "numa", "provision", "_native"},
-    "sac": FOUNDATION | {"process", "_native", "registry", "timing", "trace", "provision"},
-    "bench": FOUNDATION | {"_native", "registry"},
+    "sac": FOUNDATION
+    | {"process", "_native", "registry", "server", "timing", "trace", "provision"},
+    "bench": FOUNDATION | {"_native", "registry", "server"},
 }
 
 
@@ -106,6 +117,19 @@ def test_every_part_has_its_line() -> None:
 
 def test_emu_never_imports_a_backend() -> None:
     assert outside("backends", ("backends/",)) == []
+
+
+def test_only_the_registry_names_a_backends_module() -> None:
+    """Not even in a string, for instance of a command: the registry says how a scheme is served."""
+    named = re.compile(r"backends\.\w")
+    found = {
+        str(source.relative_to(ROOT))
+        for source in (ROOT / "emu").glob("**/*.py")
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if named.search(node.value)
+    }
+    assert found == {"emu/registry.py"}
 
 
 def test_backends_import_only_what_a_backend_may_use() -> None:
