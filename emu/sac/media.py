@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from emu.errors import WorkerError
+from emu.errors import HostError, WorkerError
+from emu.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,8 +55,15 @@ def _host_dram(media: Media) -> Iterator[Path]:
     """Shared memory of the host, allocated so that a full tmpfs shows here and not as a SIGBUS later."""
     path = media.workspace / "host-dram"
     try:
-        with path.open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, media.pool_bytes)
+        try:
+            with path.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, media.pool_bytes)
+        except OSError as error:
+            raise HostError(
+                f"{path}: {format_size(media.pool_bytes)} cannot be allocated: {error.strerror}",
+                capability="shm",
+                remedy="use a shorter --context or fewer --requests, or --dir on a larger file system",
+            ) from error
         yield path
     finally:
         for left in media.workspace.glob("host-dram*"):

@@ -103,11 +103,14 @@ class WorkerProcess:
             remedy="run it again; if it happens twice, see `emu doctor` for memory, and report it with the log",
         )
 
-    def close(self) -> None:
-        """End it: closing the channel is enough for one that listens; a busy one is killed."""
+    def hang_up(self) -> None:
+        """Tell it that nothing more comes; one that listens ends by itself."""
         self.channel.close()
+
+    def end(self, wait_s: float) -> None:
+        """Wait for its end after hang_up(); one that is still busy then is killed."""
         try:
-            self._process.wait(timeout=2)
+            self._process.wait(timeout=wait_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from emu.sac.plan import RequestPlan, RunSpec
 
 
+_END_S = 1.0
+"""How long a worker may take to end by itself."""
+
+
 class Progress(Protocol):
     """Whom the session tells how far it is."""
 
@@ -100,7 +104,9 @@ class Session:
     def close(self) -> None:
         """End the workers."""
         for worker in self._workers:
-            worker.close()
+            worker.hang_up()
+        for worker in self._workers:
+            worker.end(_END_S)
 
     def run(self, design: Design) -> dict[str, Any]:
         """One design, from prefill to reclaim; its entry of "runs".
