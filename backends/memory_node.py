@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.host_memory import require_free
 from backends.node_server import MemoryNode, NodeMemory
 from backends.node_socket import listen
 from emu.errors import EmuError, UserError
+from emu.host_memory import require_free
 from emu.units import parse_size
 
 if TYPE_CHECKING:

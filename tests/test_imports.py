@@ -17,14 +17,16 @@ MAY_IMPORT = {
     "errors": set(),
     "units": {"errors"},
     "layout": set(),
+    "host_memory": {"errors", "units"},
+    "devdax": set(),
     "store": {"layout", "pool"},  # of pool only a descriptor's wire form, late
     "registry": FOUNDATION,
     "numa": {"store", "_native"},
     "pool": FOUNDATION | {"_native"},
     "timing": {"errors", "_native"},
     "trace": {"errors"},
-    "provision": {"errors", "units", "timing"},
-    "probes": {"errors", "units", "numa", "provision", "_native"},
+    "provision": {"errors", "units", "host_memory", "devdax", "timing"},
+    "probes": {"errors", "units", "host_memory", "numa", "provision", "_native"},
     "sac": FOUNDATION | {"_native", "registry", "timing", "trace", "provision"},
     "bench": FOUNDATION | {"_native", "registry"},
 }
@@ -106,7 +108,7 @@ def test_emu_never_imports_a_backend() -> None:
 
 
 def test_backends_import_only_what_a_backend_may_use() -> None:
-    allowed = {"store", "layout", "errors", "units", "numa", "pool", "_native"}
+    allowed = FOUNDATION | {"host_memory", "devdax", "numa", "pool", "_native"}
     for source in (ROOT / "backends").glob("**/*.py"):
         beyond = parts_of_emu(source) - allowed
         assert not beyond, f"{source.relative_to(ROOT)} imports emu.{', emu.'.join(sorted(beyond))}"

@@ -31,7 +31,6 @@ from memory_nodes import (
 )
 
 from backends import memory_node
-from backends.host_memory import free_bytes
 from backends.node_connection import ConnectionOptions, NodeConnection
 from backends.node_process import start_node
 from backends.rdma import RdmaMedium
@@ -217,26 +216,6 @@ def test_a_size_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) ->
         start_node(tmp_path / "n.sock", 900 << 40)
     with pytest.raises(HostError, match=r"900 TiB.*of memory are free"):
         memory_node.allocate(900 << 40, None)
-
-
-def test_free_memory_knows_the_cgroups_limits(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9999 kB\nMemAvailable:    1000 kB\n")
-    (tmp_path / "own").write_text("0::/a/b\n")
-    group = tmp_path / "cgroup" / "a"
-    (group / "b").mkdir(parents=True)
-    paths = (tmp_path / "meminfo", tmp_path / "own", tmp_path / "cgroup")
-    assert free_bytes(*paths) == 1000 * 1024
-    for name, text in (
-        ("max", "5000"),
-        ("current", "4000"),
-        ("stat", "anon 1\ninactive_file 50\n"),
-    ):
-        (group / f"memory.{name}").write_text(text)
-    assert free_bytes(*paths) == 1050
-    (group / "b" / "memory.max").write_text("max\n")
-    assert free_bytes(*paths) == 1050
-    (tmp_path / "own").write_text("1:memory:/a\n")
-    assert free_bytes(*paths) == 1000 * 1024
 
 
 # -- the control plane ----------------------------------------------------------------------------------------
