@@ -32,7 +32,9 @@ def published(directory: Path) -> int:
         closing(sqlite3.connect(f"file:{directory}?mode=ro", uri=True)) as database,
     ):
         return int(
-            database.execute("SELECT count(*) FROM requests WHERE state = 'published'").fetchone()[0]
+            database.execute("SELECT count(*) FROM requests WHERE state = 'published'").fetchone()[
+                0
+            ]
         )
     return 0
 

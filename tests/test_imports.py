@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "trace": {"errors"},
     "provision": {"errors", "units", "host_memory", "devdax", "timing"},
     "probes": {"errors", "units", "host_memory", "numa", "provision", "_native"},
-    "sac": FOUNDATION | {"_native", "registry", "timing", "trace", "provision"},
+    "sac": FOUNDATION | {"host_memory", "_native", "registry", "timing", "trace", "provision"},
     "bench": FOUNDATION | {"_native", "registry"},
 }
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from emu import host_memory
 from emu.errors import UserError, WorkerError
-from emu.provision.facts import SHM, available_memory_bytes, cgroup_free_bytes, free_bytes
+from emu.provision.facts import SHM, free_bytes
 from emu.provision.process import boot_id, identify
 from emu.provision.testbed import Testbed, testbed
 from emu.sac.designs import parse_designs
@@ -232,12 +233,7 @@ def _check_memory(plan: RunPlan, found: Testbed | None, directory: Path | None) 
     made = plan.device_bytes * plan.spec.devices if found is None else 0
     need = peak_need(plan.designs, made, plan.pool_bytes, plan.copy_bytes)
     place = (directory or SHM) if found is None else Path(found.run_dir)
-    free = [available_memory_bytes(), cgroup_free_bytes()]
-    check_fits(
-        need,
-        fs_free_bytes=free_bytes(place),
-        memory_free_bytes=min(nbytes for nbytes in free if nbytes is not None),
-    )
+    check_fits(need, fs_free_bytes=free_bytes(place), memory_free_bytes=host_memory.free_bytes())
 
 
 def _spec(options: dict[str, Any], found: Testbed | None) -> RunSpec:

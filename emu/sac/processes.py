@@ -133,17 +133,25 @@ class Call:
     message: Message
 
 
-def call_all(calls: Sequence[Call], tick: Callable[[], None]) -> list[Any]:
+def call_all(
+    calls: Sequence[Call], workers: Sequence[WorkerProcess], tick: Callable[[], None]
+) -> list[Any]:
     """Let several workers do their parts side by side; their results, in the order of calls.
+
+    Args:
+        calls: one per worker at most.
+        workers: every worker of the run: the death of an idle one ends the run as well, and at once.
+        tick: called for each unit of progress.
 
     Raises:
         WorkerError, EmuError: of the first that failed.
     """
     results: dict[WorkerProcess, Any] = {}
     with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.channel, selectors.EVENT_READ, worker)
         for call in calls:
             call.worker.send(call.message)
-            selector.register(call.worker.channel, selectors.EVENT_READ, call.worker)
         while len(results) < len(calls):
             for key, _ in selector.select():
                 for message in key.data.drain():
@@ -151,5 +159,4 @@ def call_all(calls: Sequence[Call], tick: Callable[[], None]) -> list[Any]:
                         tick()
                     else:
                         results[key.data] = message["result"]
-                        selector.unregister(key.data.channel)
     return [results[call.worker] for call in calls]

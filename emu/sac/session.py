@@ -133,7 +133,7 @@ class Session:
         return run_figures(design.name, decoded["clock"], records, decoded["totals"], verdict)
 
     def _call(self, worker: WorkerProcess, message: dict[str, Any]) -> Any:
-        return call_all([Call(worker, message)], self._progress.tick)[0]
+        return call_all([Call(worker, message)], self._workers, self._progress.tick)[0]
 
     def _prefill_and_oracle(self, design: Design, where: dict[str, Any]) -> list[dict[str, Any]]:
         """Prefill; beside the first one the oracle does its in-memory run on the other core."""
@@ -143,7 +143,7 @@ class Session:
         else:
             self._progress.phase(f"{design.name}: prefill, and the in-memory oracle")
             calls.append(Call(self._oracle, {"do": "oracle", "requests": self._requests}))
-        deliveries: list[dict[str, Any]] = call_all(calls, self._progress.tick)[0]
+        deliveries: list[dict[str, Any]] = call_all(calls, self._workers, self._progress.tick)[0]
         self._oracle_done = True
         return deliveries
 
