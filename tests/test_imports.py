@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted([*ROOT.glob("emu/**/*.py"), *ROOT.glob("backends/**/*.py")])
 FOUNDATION = {"errors", "units", "layout", "store"}
+HOST = {"host_memory", "devdax", "process"}  # facts of this machine
 # What each part of emu may import of the rest of emu. The command line may import everything.
 MAY_IMPORT = {
     "errors": set(),
@@ -27,19 +28,9 @@ MAY_IMPORT = {
     "pool": FOUNDATION | {"process", "_native"},
     "timing": {"errors", "process", "_native"},
     "trace": {"errors"},
-    "provision": {
-        "errors",
-        "units",
-        "host_memory",
-        "devdax",
-        "process",
-        "server",
-        "registry",
-        "timing",
-    },
+    "provision": {"errors", "units", "server", "registry", "timing"} | HOST,
     "probes": {"errors", "units", "host_memory", "numa", "provision", "_native"},
-    "sac": FOUNDATION
-    | {"process", "_native", "registry", "server", "timing", "trace", "provision"},
+    "sac": FOUNDATION | HOST | {"_native", "registry", "server", "timing", "trace", "provision"},
     "bench": FOUNDATION | {"_native", "registry", "server"},
 }
 
@@ -133,7 +124,7 @@ def test_only_the_registry_names_a_backends_module() -> None:
 
 
 def test_backends_import_only_what_a_backend_may_use() -> None:
-    allowed = FOUNDATION | {"host_memory", "devdax", "process", "numa", "pool", "_native"}
+    allowed = FOUNDATION | HOST | {"numa", "pool", "_native"}
     for source in (ROOT / "backends").glob("**/*.py"):
         beyond = parts_of_emu(source) - allowed
         assert not beyond, f"{source.relative_to(ROOT)} imports emu.{', emu.'.join(sorted(beyond))}"

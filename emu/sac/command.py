@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from emu import host_memory
 from emu.errors import UserError, WorkerError
-from emu.provision.state import StateDirectory
+from emu.provision.facts import SHM, free_bytes
+from emu.provision.process import boot_id, identify
 from emu.provision.testbed import Testbed, testbed
 from emu.sac.designs import parse_designs
 from emu.sac.figures import SCHEMA_VERSION
 from emu.sac.media import Media
+from emu.sac.memory import check_fits, peak_need
 from emu.sac.plan import (
     RunSpec,
     blocks_needed,
@@ -28,7 +31,7 @@ from emu.sac.plan import (
     place,
 )
 from emu.sac.progress import TerminalProgress
-from emu.sac.report import table, write_files
+from emu.sac.report import FULL_WIDTH, table, write_files
 from emu.sac.session import Session, Setting, work_units
 from emu.timing.profile import DEFAULT_SYSTEM
 from emu.timing.system import System
@@ -105,7 +108,7 @@ def make_plan(
     System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
     designs = parse_designs(options["backend"])
     requests, skipped = _requests(spec, options)
-    plans = place(requests, spec)
+    plans = place(requests, spec, _run_name())
     layout = spec.config().layout(spec.kv_dtype)
     check_hbm(plans, designs, spec, layout)
     blocks = blocks_needed(plans, spec, layout, spec.devices)
@@ -120,6 +123,13 @@ def make_plan(
         pool_bytes=device_bytes_needed(blocks_needed(plans, spec, layout, 1), layout),
         copy_bytes=copy_bytes_needed(plans, spec, layout),
     )
+
+
+def _run_name() -> str:
+    """This process, among all that use the same pool now, did so before, or will."""
+    own = identify(os.getpid())
+    assert own is not None
+    return f"{boot_id()[:8]}-{own.pid}-{own.start_time}"
 
 
 def _requests(spec: RunSpec, options: dict[str, Any]) -> tuple[list[Request], int]:
@@ -171,7 +181,9 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
         )
     else:
         console = Console()
-        console.print(table(runs))
+        if not console.is_terminal:
+            console = Console(width=FULL_WIDTH)
+        console.print(table(runs, console.width))
         if plan.skipped_lines:
             console.print(f"{plan.skipped_lines} malformed lines of the trace were skipped")
         if out is not None:
@@ -192,36 +204,36 @@ def run_command(options: dict[str, Any]) -> None:
         EmuError: what was wrong, in one line.
     """
     out = _output_directory(options["out"])
-    found = find_testbed(options["name"])
+    found = Testbed.find_lasting(options["name"])
+    if found is not None and options["directory"] is not None:
+        raise UserError(
+            f"--dir is for a testbed that the run makes, and {found.name!r} is up",
+            remedy="leave --dir out, or take the testbed down first",
+        )
     spec = _spec(options, found)
     sizes = None if found is None else [device.size_bytes for device in found.record.devices]
     plan = make_plan(spec, options, sizes)
     if options["dry_run"]:
-        sys.stdout.write(json.dumps(plan.to_json(), indent=2) + "\n")
+        where = None if found is None else found.name
+        sys.stdout.write(json.dumps({"testbed": where, **plan.to_json()}, indent=2) + "\n")
         return
-    with _on(found, plan) as bed, bed.workspace() as workspace:
-        made = _make_directories(out)
+    _check_memory(plan, found, options["directory"])
+    with _on(found, plan, options["directory"]) as bed, bed.workspace() as workspace:
         media = Media(
             devices=[Path(path) for path in bed.devices[: spec.devices]],
             workspace=workspace,
             pool_bytes=plan.pool_bytes,
             copy_bytes=plan.copy_bytes,
         )
-        setting = Setting(media=media, testbed=bed, oplog_dir=made)
-        runs = execute(plan, setting)
+        runs = execute(plan, Setting(media, bed, _make_directories(out)))
     show(runs, plan, out, as_json=options["as_json"])
 
 
-def find_testbed(name: str | None) -> Testbed | None:
-    """The testbed that is meant; None where none was named and none is up.
-
-    Raises:
-        TestbedError: the named one is not up, or several are and none was named.
-    """
-    state = StateDirectory()
-    if name is None and not state.names():
-        return None
-    return Testbed.find(name)
+def _check_memory(plan: RunPlan, found: Testbed | None, directory: Path | None) -> None:
+    made = plan.device_bytes * plan.spec.devices if found is None else 0
+    need = peak_need(plan.designs, made, plan.pool_bytes, plan.copy_bytes)
+    place = (directory or SHM) if found is None else Path(found.run_dir)
+    check_fits(need, fs_free_bytes=free_bytes(place), memory_free_bytes=host_memory.free_bytes())
 
 
 def _spec(options: dict[str, Any], found: Testbed | None) -> RunSpec:
@@ -252,13 +264,14 @@ def _spec(options: dict[str, Any], found: Testbed | None) -> RunSpec:
 
 
 @contextmanager
-def _on(found: Testbed | None, plan: RunPlan) -> Iterator[Testbed]:
+def _on(found: Testbed | None, plan: RunPlan, directory: Path | None) -> Iterator[Testbed]:
     """The testbed that was found, or an ephemeral local one, made to measure and removed."""
     if found is not None:
         yield found
         return
     with testbed(
         plan.spec.devices,
+        directory=directory,
         driver="local",
         device_size=plan.device_bytes,
         profile=plan.spec.profile,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from emu.errors import WorkerError
+from emu.errors import HostError, WorkerError
+from emu.registry import server_argv
+from emu.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,8 +55,15 @@ def _host_dram(media: Media) -> Iterator[Path]:
     """Shared memory of the host, allocated so that a full tmpfs shows here and not as a SIGBUS later."""
     path = media.workspace / "host-dram"
     try:
-        with path.open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, media.pool_bytes)
+        try:
+            with path.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, media.pool_bytes)
+        except OSError as error:
+            raise HostError(
+                f"{path}: {format_size(media.pool_bytes)} cannot be allocated: {error.strerror}",
+                capability="shm",
+                remedy="use a shorter --context or fewer --requests, or --dir on a larger file system",
+            ) from error
         yield path
     finally:
         for left in media.workspace.glob("host-dram*"):
@@ -66,19 +74,11 @@ def _host_dram(media: Media) -> Iterator[Path]:
 def _memory_node(media: Media, testbed: Testbed) -> Iterator[Path]:
     """A process that owns the remote memory."""
     path, log_path = media.workspace / "memory-node.sock", media.workspace / "memory-node.log"
-    argv = [
-        sys.executable,
-        "-m",
-        "backends.memory_node",
-        "--socket",
-        str(path),
-        "--size",
-        str(media.pool_bytes),
-    ]
+    argv = server_argv("rdma", path, media.pool_bytes, with_parent=True)
     with log_path.open("ab") as log:
         node = testbed.spawn(
             testbed.hosts[0],
-            [*argv, "--die-with-parent"],
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

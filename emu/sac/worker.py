@@ -13,8 +13,6 @@ import socket
 
 from emu.errors import EmuError
 from emu.sac.channel import Channel, ChannelClosed, Message
-from emu.sac.plan import RunSpec
-from emu.sac.roles import ROLES
 
 _PR_SET_PDEATHSIG = 1
 
@@ -37,7 +35,11 @@ def serve(channel: Channel, role_name: str) -> None:
     of `{"progress": n}`, then `{"result": ...}` or `{"error": {"kind", "message", "remedy"}}`.
     """
     try:
-        spec = RunSpec(**channel.receive()["spec"])
+        message = channel.receive()
+        from emu.sac.plan import RunSpec
+        from emu.sac.roles import ROLES  # torch: seconds, in which the coordinator may die
+
+        spec = RunSpec(**message["spec"])
         role = ROLES[role_name](spec, lambda: channel.send({"progress": 1}))
         while True:
             channel.send(_answer(role, channel.receive()))
@@ -61,7 +63,7 @@ def _answer(role: object, message: Message) -> Message:
 def main() -> None:
     """Entry point of `python -m emu.sac.worker ROLE --fd N --parent PID`."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("role", choices=sorted(ROLES))
+    parser.add_argument("role", choices=("prefill", "decode", "oracle"))
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
