@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from emu.errors import HostError, WorkerError
+from emu.registry import server_argv
 from emu.units import format_size
 
 if TYPE_CHECKING:
@@ -74,19 +74,11 @@ def _host_dram(media: Media) -> Iterator[Path]:
 def _memory_node(media: Media, testbed: Testbed) -> Iterator[Path]:
     """A process that owns the remote memory."""
     path, log_path = media.workspace / "memory-node.sock", media.workspace / "memory-node.log"
-    argv = [
-        sys.executable,
-        "-m",
-        "backends.memory_node",
-        "--socket",
-        str(path),
-        "--size",
-        str(media.pool_bytes),
-    ]
+    argv = server_argv("rdma", path, media.pool_bytes, with_parent=True)
     with log_path.open("ab") as log:
         node = testbed.spawn(
             testbed.hosts[0],
-            [*argv, "--die-with-parent"],
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
