@@ -148,7 +148,7 @@ from emu.cli.options import SIZE
 def command(**options: Any) -> None:
     """Run prefill, publish, sparse reads and write-back for real, on every design, and compare."""
     from emu.cli.signals import ending_by_exception
-    from emu.sac.command import run_command
+    from emu.sac.command import RunOptions, run_command
 
     with ending_by_exception():
-        run_command(options)
+        run_command(RunOptions(**options))

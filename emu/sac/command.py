@@ -44,9 +44,51 @@ if TYPE_CHECKING:
 
     from emu.sac.designs import Design
     from emu.sac.plan import RequestPlan
+    from emu.sac.row_format import KVDtype
     from emu.trace.request import Request
 
 DEFAULT_DEVICES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of `emu run`, by the names that click gives them; None where the user said nothing.
+
+    Attributes:
+        backend: designs, comma-separated, or "all".
+        trace_path, requests, context, output_tokens, skip_bad: which requests.
+        name, directory: the testbed, or where an ephemeral one is made.
+        out: directory for files.
+        dry_run, as_json: what to print.
+        round_, time_mode and the others: as in RunSpec.
+    """
+
+    backend: str
+    model: str
+    kv_dtype: KVDtype
+    top_k: int | None
+    hot_buffer: int | None
+    gpus: int
+    devices: int | None
+    placement: str
+    round_: int
+    concurrency: int
+    arrivals: str
+    trace_path: Path | None
+    requests: int
+    context: int
+    output_tokens: int
+    skip_bad: bool
+    hbm_bytes: int
+    time_mode: str
+    dilation: float
+    profile: str | None
+    seed: int
+    name: str | None
+    directory: Path | None
+    out: Path | None
+    dry_run: bool
+    as_json: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +134,19 @@ class RunPlan:
         }
 
 
-def make_plan(
-    spec: RunSpec, options: dict[str, Any], device_sizes: Sequence[int] | None
-) -> RunPlan:
+def make_plan(spec: RunSpec, options: RunOptions, device_sizes: Sequence[int] | None) -> RunPlan:
     """The plan of a run: pure, but for reading the trace.
 
     Args:
         spec: what decides the results.
-        options: backend, trace_path, requests, context, output_tokens, skip_bad.
+        options: which designs and requests.
         device_sizes: of the testbed's devices; None where they will be made to measure.
 
     Raises:
         UserError: options, trace or sizes that cannot be right.
     """
     System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
-    designs = parse_designs(options["backend"])
+    designs = parse_designs(options.backend)
     requests, skipped = _requests(spec, options)
     plans = place(requests, spec, _run_name())
     layout = spec.config().layout(spec.kv_dtype)
@@ -132,9 +172,9 @@ def _run_name() -> str:
     return f"{boot_id()[:8]}-{own.pid}-{own.start_time}"
 
 
-def _requests(spec: RunSpec, options: dict[str, Any]) -> tuple[list[Request], int]:
+def _requests(spec: RunSpec, options: RunOptions) -> tuple[list[Request], int]:
     """The requests of the trace, cut to size, and how many lines were skipped."""
-    context, output_tokens = options["context"], options["output_tokens"]
+    context, output_tokens = options.context, options.output_tokens
     if output_tokens > context - 2:
         raise UserError(
             f"{output_tokens} output tokens leave no prompt in a context of {context}",
@@ -146,17 +186,17 @@ def _requests(spec: RunSpec, options: dict[str, Any]) -> tuple[list[Request], in
             f"a context of {context} is beyond the {longest} of model {spec.model}",
             remedy=f"use --context {longest} or less, or --model small",
         )
-    path = options["trace_path"]
+    path = options.trace_path
     if path is None:
         trace: Sequence[Request] = generate(
-            GenerateOptions(requests=options["requests"], seed=spec.seed)
+            GenerateOptions(requests=options.requests, seed=spec.seed)
         )
         skipped = 0
     else:
-        read = read_trace(path, limit=options["requests"], skip_bad=options["skip_bad"])
+        read = read_trace(path, limit=options.requests, skip_bad=options.skip_bad)
         trace, skipped = read.requests, len(read.skipped)
     return shape(
-        trace, context=context, output_tokens=output_tokens, limit=options["requests"]
+        trace, context=context, output_tokens=output_tokens, limit=options.requests
     ), skipped
 
 
@@ -197,15 +237,15 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
             )
 
 
-def run_command(options: dict[str, Any]) -> None:
-    """Carry out `emu run` with click's options.
+def run_command(options: RunOptions) -> None:
+    """Carry out `emu run` with its options.
 
     Raises:
         EmuError: what was wrong, in one line.
     """
-    out = _output_directory(options["out"])
-    found = Testbed.find_lasting(options["name"])
-    if found is not None and options["directory"] is not None:
+    out = _output_directory(options.out)
+    found = Testbed.find_lasting(options.name)
+    if found is not None and options.directory is not None:
         raise UserError(
             f"--dir is for a testbed that the run makes, and {found.name!r} is up",
             remedy="leave --dir out, or take the testbed down first",
@@ -213,12 +253,12 @@ def run_command(options: dict[str, Any]) -> None:
     spec = _spec(options, found)
     sizes = None if found is None else [device.size_bytes for device in found.record.devices]
     plan = make_plan(spec, options, sizes)
-    if options["dry_run"]:
+    if options.dry_run:
         where = None if found is None else found.name
         sys.stdout.write(json.dumps({"testbed": where, **plan.to_json()}, indent=2) + "\n")
         return
-    _check_memory(plan, found, options["directory"])
-    with _on(found, plan, options["directory"]) as bed, bed.workspace() as workspace:
+    _check_memory(plan, found, options.directory)
+    with _on(found, plan, options.directory) as bed, bed.workspace() as workspace:
         media = Media(
             devices=[Path(path) for path in bed.devices[: spec.devices]],
             workspace=workspace,
@@ -226,7 +266,7 @@ def run_command(options: dict[str, Any]) -> None:
             copy_bytes=plan.copy_bytes,
         )
         runs = execute(plan, Setting(media, bed, _make_directories(out)))
-    show(runs, plan, out, as_json=options["as_json"])
+    show(runs, plan, out, as_json=options.as_json)
 
 
 def _check_memory(plan: RunPlan, found: Testbed | None, directory: Path | None) -> None:
@@ -236,30 +276,30 @@ def _check_memory(plan: RunPlan, found: Testbed | None, directory: Path | None) 
     check_fits(need, fs_free_bytes=free_bytes(place), memory_free_bytes=host_memory.free_bytes())
 
 
-def _spec(options: dict[str, Any], found: Testbed | None) -> RunSpec:
+def _spec(options: RunOptions, found: Testbed | None) -> RunSpec:
     available = DEFAULT_DEVICES if found is None else len(found.devices)
-    devices = options["devices"] or available
+    devices = options.devices or available
     if found is not None and devices > available:
         raise UserError(
             f"{devices} devices asked for, testbed {found.name!r} has {available}",
             remedy=f"use --devices {available} or less, or a testbed with more",
         )
     return RunSpec(
-        model=options["model"],
-        kv_dtype=options["kv_dtype"],
-        top_k=options["top_k"] or 0,
-        hot_buffer=options["hot_buffer"] or 0,
-        gpus=options["gpus"],
+        model=options.model,
+        kv_dtype=options.kv_dtype,
+        top_k=options.top_k or 0,
+        hot_buffer=options.hot_buffer or 0,
+        gpus=options.gpus,
         devices=devices,
-        placement=options["placement"],
-        round=options["round_"],
-        concurrency=options["concurrency"],
-        arrivals=options["arrivals"],
-        hbm_bytes=options["hbm_bytes"],
-        profile=options["profile"] or (DEFAULT_SYSTEM if found is None else found.profile),
-        time=options["time_mode"],
-        dilation=options["dilation"],
-        seed=options["seed"],
+        placement=options.placement,
+        round=options.round_,
+        concurrency=options.concurrency,
+        arrivals=options.arrivals,
+        hbm_bytes=options.hbm_bytes,
+        profile=options.profile or (DEFAULT_SYSTEM if found is None else found.profile),
+        time=options.time_mode,
+        dilation=options.dilation,
+        seed=options.seed,
     )
 
 

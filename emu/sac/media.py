@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emu.errors import HostError, WorkerError
+from emu.errors import HostError
 from emu.registry import server_argv
+from emu.server import running_server
 from emu.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from emu.provision.testbed import Testbed
     from emu.sac.designs import Design
@@ -73,38 +73,18 @@ def _host_dram(media: Media) -> Iterator[Path]:
 @contextmanager
 def _memory_node(media: Media, testbed: Testbed) -> Iterator[Path]:
     """A process that owns the remote memory."""
-    path, log_path = media.workspace / "memory-node.sock", media.workspace / "memory-node.log"
-    argv = server_argv("rdma", path, media.pool_bytes, with_parent=True)
-    with log_path.open("ab") as log:
-        node = testbed.spawn(
-            testbed.hosts[0],
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-        )
+    path = media.workspace / "memory-node.sock"
+    host = testbed.hosts[0]
     try:
-        assert node.stdout is not None
-        if b"ready" not in node.stdout.readline():
-            status = node.wait()
-            tail = log_path.read_text(errors="replace").strip()
-            raise WorkerError(
-                f"the memory node ended with status {status}: {tail.splitlines()[-1] if tail else 'it wrote nothing'}",
-                role="memory-node",
-                exit_status=status,
-                log_tail=tail,
-                remedy="see `emu doctor` for memory",
-            )
-        yield path
-    finally:
-        node.terminate()
-        try:
-            node.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            node.kill()
-            node.wait()
+        with running_server(
+            server_argv("rdma", path, media.pool_bytes, with_parent=True),
+            Path(testbed.log_path(host)),
+            role="memory-node",
+            remedy="see `emu doctor` for memory",
+            spawn=lambda argv, **popen: testbed.spawn(host, argv, **popen),
+        ) as node:
+            yield path
         testbed.forget(node.pid)
-        if node.stdout is not None:
-            node.stdout.close()
+    finally:
         for left in media.workspace.glob("memory-node.sock*"):
             left.unlink()

@@ -38,7 +38,7 @@ class WorkerProcess:
         self._testbed = testbed
         self._log_path = Path(testbed.log_path(host))
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-m", "emu.sac.worker", role, "--fd", str(theirs.fileno())]
+        argv = [sys.executable, "-P", "-m", "emu.sac.worker", role, "--fd", str(theirs.fileno())]
         with theirs, self._log_path.open("ab") as log:
             self._process = testbed.spawn(
                 host,

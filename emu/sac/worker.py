@@ -6,26 +6,12 @@ It ends when the coordinator does: at the end of its channel, or, while busy, by
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
 import signal
 import socket
 
 from emu.errors import EmuError
+from emu.process import die_with_parent
 from emu.sac.channel import Channel, ChannelClosed, Message
-
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends.
-
-    Args:
-        parent: pid of the process that started us; if it is gone already, we end at once.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def serve(channel: Channel, role_name: str) -> None:
