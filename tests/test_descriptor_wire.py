@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from emu.pool.wire import MAX_DESCRIPTOR_BYTES, MAX_KEY_BYTES
 from hypothesis import given
 from hypothesis import strategies as st
 
 from emu import Descriptor
 from emu.errors import UserError
-from emu.pool.wire import MAX_DESCRIPTOR_BYTES, MAX_KEY_BYTES
 
 INT31 = st.integers(0, 2**31 - 1)
 DESCRIPTORS = st.builds(
