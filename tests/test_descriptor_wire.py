@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emu import Descriptor
+from emu.descriptor_wire import MAX_DESCRIPTOR_BYTES, MAX_KEY_BYTES
 from emu.errors import UserError
 
 INT31 = st.integers(0, 2**31 - 1)
