@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from emu.pool.wire import MAX_DESCRIPTOR_BYTES, MAX_KEY_BYTES
 from hypothesis import given
 from hypothesis import strategies as st
 
