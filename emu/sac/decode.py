@@ -98,6 +98,7 @@ class DecodeGpu:
         self._attaching = 0
         self._active: list[Sequence] = []
         self._wake: Signal | None = None
+        self._copied: Signal | None = None  # the last request that began to attach has its bytes
         slots, top_k = context.spec.gpu_slots(number), context.model.config.top_k
         self._kv = self._layout.component("kv")
         self._hot = None if self._design.resident else self._hot_buffer(slots, buffers)
@@ -178,7 +179,10 @@ class DecodeGpu:
 
     def _attach(self, delivery: Delivery, place: int) -> Generator[Wait, None, None]:
         arrival_ns = self._arrival_ns(delivery)
-        sequence = yield from self._context.attacher.attach(delivery, place, self._hot)
+        turn, copied = self._copied, self._clock.signal()
+        self._copied = copied
+        sequence = yield from self._context.attacher.attach(delivery, place, self._hot, turn)
+        copied.fire()
         if self._context.spec.arrivals == "trace":
             sequence.record.arrival_ns = arrival_ns
         self._attaching -= 1
