@@ -94,7 +94,7 @@ class Serving {
 
   void add_path(Column<int32_t> links, Column<bool> one_message, bool write, double setup_ns, int64_t parallelism) {
     links_.add_path(link_model::hops(links.data(), links.size(), one_message.data(), one_message.size()), write,
-                    setup_ns, parallelism, 0.0);
+                    setup_ns, parallelism);
   }
 
   // misses, runs: int32 [streams, steps]; stream, phase: int32 [requests, layers].
