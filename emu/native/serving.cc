@@ -65,7 +65,7 @@ struct Sequence {
 
 struct Gpu {
   std::deque<int64_t> waiting;
-  std::vector<int64_t> active;  // requests, in order of attachment
+  std::vector<int64_t> active, batch;  // requests in order of attachment; those of the step in progress
   int64_t last_attach = -1;      // the last request that began to attach: a GPU copies for one at a time
   int64_t places = 0, attaching = 0, bytes_now = 0, bytes_peak = 0;
   int64_t compute_until = 0, compute_ns = 0, began_ns = 0, stall_ns = 0, now = 0, stalled_ns = 0, busy_ns = 0;
@@ -410,13 +410,14 @@ class Serving {
   void begin_step(int64_t g, int64_t now) {
     Gpu& gpu = gpus_[at(g)];
     int64_t tokens = 0;
-    for (const int64_t r : gpu.active) {
+    gpu.batch = gpu.active;
+    for (const int64_t r : gpu.batch) {
       const Sequence& sequence = sequences_[at(r)];
       tokens += field(r, kPromptTokens) + sequence.produced + 1;
       if (sequence.produced == 0)
         record(r, kQueueNs) = now - record(r, kArrived) - record(r, kPrefillComputeNs) - record(r, kAttachTransferNs);
     }
-    const auto batch = static_cast<double>(gpu.active.size());
+    const auto batch = static_cast<double>(gpu.batch.size());
     const double per_request = options_.per_request_ns + options_.per_context_ns * (static_cast<double>(tokens) / batch);
     gpu.compute_ns = static_cast<int64_t>(std::nearbyint(options_.base_ns + per_request * batch));
     gpu.layer = 0;
@@ -433,7 +434,7 @@ class Serving {
   }
 
   int64_t wait_for_writes(const Gpu& gpu, int64_t now) const {
-    for (const int64_t r : gpu.active) now = std::max(now, sequences_[at(r)].written_ns[gpu.layer]);
+    for (const int64_t r : gpu.batch) now = std::max(now, sequences_[at(r)].written_ns[gpu.layer]);
     return now;
   }
 
@@ -460,7 +461,7 @@ class Serving {
 
   int64_t fetch(const Gpu& gpu, size_t layer, int64_t now) {
     groups_.clear();
-    for (const int64_t r : gpu.active) {
+    for (const int64_t r : gpu.batch) {
       const size_t place = place_in_stream(r, layer);
       const int64_t rows = misses_[place];
       if (rows == 0) continue;
@@ -493,7 +494,7 @@ class Serving {
 
   void write_back(Gpu& gpu, int64_t now) {
     groups_.clear();
-    for (const int64_t r : gpu.active) {
+    for (const int64_t r : gpu.batch) {
       const int64_t length = field(r, kPromptTokens) + sequences_[at(r)].produced + 1;
       if (length % options_.tokens_per_row != 0) continue;
       ++group_of(groups_, r).rows;
@@ -501,7 +502,7 @@ class Serving {
     const int64_t row_bytes = options_.kv_row_bytes + (has_index_[gpu.layer] ? options_.index_row_bytes : 0);
     for (Group& group : groups_)
       group.requests = transfer(path(group.first, kWritePath), now, group.rows * row_bytes, group.rows);
-    for (const int64_t r : gpu.active) {
+    for (const int64_t r : gpu.batch) {
       const int64_t length = field(r, kPromptTokens) + sequences_[at(r)].produced + 1;
       if (length % options_.tokens_per_row != 0) continue;
       sequences_[at(r)].written_ns[gpu.layer] = group_of(groups_, r).requests;
@@ -512,7 +513,7 @@ class Serving {
     Gpu& gpu = gpus_[at(g)];
     gpu.stall_ns += now - gpu.began_ns;
     if (++gpu.layer < anchors_.size()) return compute(g, now);
-    for (const int64_t r : gpu.active) {
+    for (const int64_t r : gpu.batch) {
       Sequence& sequence = sequences_[at(r)];
       const size_t token = at(first_token_[at(r)] + sequence.produced++);
       token_ns_[token] = now;

@@ -115,6 +115,9 @@ class DecodeStep:
                     layer, projection, 0, keys, sequence.length + 1
                 )
             selected = self._scratch.tokens[b]
+            if self._context.observe is not None:
+                number, length = sequence.plan.number, sequence.length + 1
+                self._context.observe(number, layer, length, selected)
             selected = selected[selected >= 0]
             sequence.touched[place, selected] = True
             sequence.record.rows_selected += len(selected)
