@@ -56,6 +56,8 @@ struct Options {
   double base_ns, per_request_ns, per_context_ns;
   int64_t kv_row_bytes, index_row_bytes, tokens_per_row;
   bool closed, prefill, prefetches, resident, by_device, work_requests, index_prefetch;
+  int64_t stop_after;     // requests that end before the run does; 0: all
+  int64_t lockstep_gpus;  // decode of so many GPUs waits while one of their prefetches runs; 0: it goes on
 };
 
 struct Sequence {
@@ -70,7 +72,7 @@ struct Gpu {
   int64_t places = 0, attaching = 0, bytes_now = 0, bytes_peak = 0;
   int64_t compute_until = 0, compute_ns = 0, began_ns = 0, stall_ns = 0, now = 0, stalled_ns = 0, busy_ns = 0;
   size_t layer = 0;
-  enum { kLoop, kComputed, kWritten, kRead, kParked, kDone } state = kLoop;
+  enum { kLoop, kComputed, kWritten, kRead, kParked, kHeld, kDone } state = kLoop;
   std::vector<int64_t> prefetched_ns;  // per layer: end of a prefetch, kNever where there is none
 };
 
@@ -189,6 +191,7 @@ class Serving {
     sequences_.resize(count_);
     attach_.assign(count_, {});
     next_arrival_.assign(gpus_.size(), 0);
+    prefetching_.assign(gpus_.size(), 0);
     arrivals_.resize(gpus_.size());
     for (size_t r = 0; r < count_; ++r) {
       const auto request = static_cast<int64_t>(r);
@@ -200,6 +203,7 @@ class Serving {
       if (!options_.closed) push(num_gpus + static_cast<int64_t>(count_) + g, 0);
     }
     while (!queue_.empty()) {
+      if (options_.stop_after > 0 && ended_ >= options_.stop_after) return;
       const Event event = queue_.top();
       queue_.pop();
       ++events;
@@ -298,7 +302,10 @@ class Serving {
     Attaching& self = attach_[at(r)];
     self.started_ns = now;
     self.state = Attach::kCopy;
-    if (options_.prefetches) self.copies.push_back({kPrefetchPath, true, true});
+    if (options_.prefetches) {
+      self.copies.push_back({kPrefetchPath, true, true});
+      ++prefetching_[at(group_of_gpu(field(r, kGpu)))];
+    }
     self.copies.push_back({kIndexPath, false, true});
     if (field(r, kFitsHotBuffer)) self.copies.push_back({kMissPath, true, false});
     copy(r, now);
@@ -320,12 +327,25 @@ class Serving {
                     transfer(path(r, what.path), now, rows * (kv ? options_.kv_row_bytes : options_.index_row_bytes),
                              blocks));
       }
+      if (self.copies.front().path == kPrefetchPath) end_prefetch(group_of_gpu(field(r, kGpu)), now);
       self.copies.pop_front();
       self.region = 0;
     }
     record(r, kAttachTransferNs) += now - self.started_ns;
     if (std::exchange(self.publishing, false)) return await_turn(r, now);
     attached(r, now);
+  }
+
+  int64_t group_of_gpu(int64_t g) const { return options_.lockstep_gpus > 0 ? g / options_.lockstep_gpus : 0; }
+
+  void end_prefetch(int64_t group, int64_t now) {
+    if (--prefetching_[at(group)] > 0) return;
+    for (size_t g = 0; g < gpus_.size(); ++g) {
+      const auto number = static_cast<int64_t>(g);
+      if (gpus_[g].state != Gpu::kHeld || group_of_gpu(number) != group) continue;
+      gpus_[g].state = Gpu::kLoop;
+      push(number, std::max(gpus_[g].now, now));
+    }
   }
 
   void attached(int64_t r, int64_t now) {
@@ -350,6 +370,7 @@ class Serving {
         left.push_back(r);
         continue;
       }
+      ++ended_;
       ++gpu.places;
       gpu.bytes_now -= field(r, kHbmBytes);
       host_now_ -= field(r, kHostBytes);
@@ -390,7 +411,9 @@ class Serving {
   void turn(int64_t g, int64_t now) {
     Gpu& gpu = gpus_[at(g)];
     admit(g, now);
-    if (!gpu.active.empty()) {
+    if (!gpu.active.empty() && options_.lockstep_gpus > 0 && prefetching_[at(group_of_gpu(g))] > 0) {
+      gpu.state = Gpu::kHeld;
+    } else if (!gpu.active.empty()) {
       begin_step(g, now);
     } else if (gpu.attaching > 0) {
       gpu.state = Gpu::kParked;
@@ -533,7 +556,8 @@ class Serving {
   size_t count_ = 0;
   const int32_t *misses_ = nullptr, *runs_ = nullptr, *stream_ = nullptr, *phase_ = nullptr;
   int64_t *records_ = nullptr, *token_ns_ = nullptr, *stall_out_ns_ = nullptr;
-  int64_t steps_ = 0, warm_ = 0, pushes_ = 0, host_now_ = 0, prefill_until_ = 0;
+  int64_t steps_ = 0, warm_ = 0, pushes_ = 0, host_now_ = 0, prefill_until_ = 0, ended_ = 0;
+  std::vector<int64_t> prefetching_;  // per group of GPUs that step together
   std::priority_queue<Event, std::vector<Event>, std::greater<>> queue_;
   std::vector<Sequence> sequences_;
   std::vector<Attaching> attach_;
@@ -562,7 +586,9 @@ void register_serving(nb::module_& m) {
       .def_rw("resident", &Options::resident)
       .def_rw("by_device", &Options::by_device)
       .def_rw("work_requests", &Options::work_requests)
-      .def_rw("index_prefetch", &Options::index_prefetch);
+      .def_rw("index_prefetch", &Options::index_prefetch)
+      .def_rw("stop_after", &Options::stop_after)
+      .def_rw("lockstep_gpus", &Options::lockstep_gpus);
   nb::class_<Serving>(m, "Serving", "One simulated run; not for two threads, not for two runs.")
       .def(nb::init<Options, Column<int64_t>, Column<int32_t>, Column<bool>>(), "options"_a, "gpu_places"_a.noconvert(),
            "anchors"_a.noconvert(), "has_index"_a.noconvert())

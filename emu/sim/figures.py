@@ -18,16 +18,29 @@ BUSY = 0.85
 """Utilisation from which a link is what bounds a run."""
 
 
-def figures(spec: SimSpec, design: Design, outcome: Outcome) -> dict[str, Any]:
-    """One entry of "runs": model time only."""
-    column = {name: outcome.records[:, i] for i, name in enumerate(RECORDS)}
-    first = np.array([times[0] for times in outcome.token_ns])
-    end_ns = max(int(times[-1]) for times in outcome.token_ns)
-    elapsed_ns = max(end_ns - int(column["arrived"].min()), 1)
-    gaps = np.concatenate([np.diff(times) for times in outcome.token_ns])
-    stalls = np.concatenate([values[1:] for values in outcome.stall_ns])
-    first_stall = np.array([values[0] for values in outcome.stall_ns])
-    tokens = sum(len(times) for times in outcome.token_ns)
+def figures(
+    spec: SimSpec, design: Design, outcome: Outcome, measured: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """One entry of "runs": model time only.
+
+    Args:
+        spec, design, outcome: what ran.
+        measured: requests that latencies and throughput are about (a steady state), half open; None: all.
+    """
+    first, last = measured or (0, len(outcome.plans))
+    chosen = slice(first, last)
+    column = {name: outcome.records[chosen, i] for i, name in enumerate(RECORDS)}
+    token_ns, stall_ns = outcome.token_ns[chosen], outcome.stall_ns[chosen]
+    began_ns, ended_ns = _window(outcome, first, last)
+    end_ns = max(int(times.max()) for times in outcome.token_ns)
+    ttft = np.array([times[0] for times in token_ns]) - column["arrived"]
+    gaps = np.concatenate([np.diff(times) for times in token_ns])
+    stalls = np.concatenate([values[1:] for values in stall_ns])
+    first_stall = np.array([values[0] for values in stall_ns])
+    tokens = sum(len(times) for times in token_ns)
+    produced = sum(
+        int(np.count_nonzero((times > began_ns) & (times <= ended_ns))) for times in outcome.token_ns
+    )
     missed = int(column["rows_missed"].sum())
     selected = tokens * len(spec.shape.kv_layers) * spec.run.top_k
     links = {
@@ -38,14 +51,14 @@ def figures(spec: SimSpec, design: Design, outcome: Outcome) -> dict[str, Any]:
     return {
         "backend": design.name,
         "clock": {"mode": "virtual", "profile": spec.run.profile, "dilation": None},
-        "requests": len(outcome.plans),
+        "requests": last - first,
         "output_tokens": tokens,
-        "ttft_ms": spread_ms(first - column["arrived"]),
+        "ttft_ms": spread_ms(ttft),
         "ttft_transfer_ms": spread_ms(column["attach_transfer_ns"] + first_stall),
         "ttft_queue_ms": spread_ms(column["queue_ns"]),
         "tbt_ms": spread_ms(gaps),
         "tbt_transfer_ms": spread_ms(stalls),
-        "throughput_tok_s": _rounded(tokens / (elapsed_ns / 1e9)),
+        "throughput_tok_s": _rounded(produced / (max(ended_ns - began_ns, 1) / 1e9)),
         "links": links,
         "bound_by": bound_by(outcome, links),
         "rows_missed": missed,
@@ -54,6 +67,17 @@ def figures(spec: SimSpec, design: Design, outcome: Outcome) -> dict[str, Any]:
         "host_bytes_peak": outcome.host_peak_bytes,
         "local_bytes_modelled": sum(outcome.gpu_peak_bytes) + outcome.host_peak_bytes,
     }
+
+
+def _window(outcome: Outcome, first: int, last: int) -> tuple[int, int]:
+    """When to count tokens: from the first arrival to the end, or between the ends of as many requests.
+
+    In a steady state the requests do not end in their order, but as many end as begin.
+    """
+    ends = sorted(int(times[-1]) for times in outcome.token_ns if times[-1] > 0)
+    if first == 0:
+        return int(outcome.records[:, RECORDS.index("arrived")].min()) - 1, ends[-1]
+    return ends[first - 1], ends[last - 1]
 
 
 def bound_by(outcome: Outcome, links: dict[str, dict[str, float]]) -> str:

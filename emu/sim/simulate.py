@@ -39,8 +39,10 @@ class SimSpec:
         servers: servers that share the pool's switch and devices.
         host_bytes: DRAM of all hosts for KV (copies, or the pool of design dram); 0 is no limit.
         index_prefetch: layers that share a selection have their misses read ahead (HiSparse's exact prefetch).
+        prefetch_stalls: the GPUs of a server step together, and not while one of its requests is prefetched.
         locality: of the selections.
         policy: of the hot buffer.
+        stop_after: the run stops when so many requests have ended (the others' last times are 0); 0 runs all.
         one_pool: the pool is one store even where the design's is one per device (a memory node).
     """
 
@@ -49,9 +51,11 @@ class SimSpec:
     servers: int = 1
     host_bytes: int = 0
     index_prefetch: bool = False
+    prefetch_stalls: bool = False
     locality: LocalityModel = LocalityModel()
     policy: str = "lru"
     one_pool: bool | None = None
+    stop_after: int = 0
 
 
 @dataclass(slots=True)
@@ -229,10 +233,13 @@ def _options(spec: SimSpec, design: Design, system: System) -> _native.ServingOp
     options.prefill = spec.run.round == 1
     options.prefetches = bool(design.prefetch_path)
     options.resident = design.resident
+    run = spec.run
     one_pool = design.scheme != "cxl" if spec.one_pool is None else spec.one_pool
     options.by_device = not one_pool
     options.work_requests = design.work_requests
     options.index_prefetch = spec.index_prefetch
+    options.stop_after = spec.stop_after
+    options.lockstep_gpus = run.gpus // spec.servers if spec.prefetch_stalls else 0
     return options
 
 
