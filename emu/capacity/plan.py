@@ -44,7 +44,9 @@ XM_SPARSE_FIT = (
 PARAMETERS = {
     "base_ms": Fitted(40.0, 39.2, 40.4, "ms per step", XM_SPARSE_FIT),
     "request_ms": Fitted(0.181, 0.177, 0.183, "ms per request and step", XM_SPARSE_FIT),
-    "context_us_per_1k": Fitted(2.8, 2.55, 2.94, "us per request and 1024 tokens of context", XM_SPARSE_FIT),
+    "context_us_per_1k": Fitted(
+        2.8, 2.55, 2.94, "us per request and 1024 tokens of context", XM_SPARSE_FIT
+    ),
     "efficiency": Fitted(0.8217, 0.813, 0.830, "of the nominal bandwidth", XM_SPARSE_FIT),
 }
 

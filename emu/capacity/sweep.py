@@ -56,7 +56,9 @@ def parse_sweep(text: str) -> dict[str, list[float]]:
             if key not in SWEPT:
                 raise UserError(f"--sweep: no {key!r}", remedy="sweep bandwidth and capacity")
         if not key:
-            raise UserError(f"--sweep: {part!r} belongs to nothing", remedy="write bandwidth=64,900")
+            raise UserError(
+                f"--sweep: {part!r} belongs to nothing", remedy="write bandwidth=64,900"
+            )
         values.setdefault(key, []).append(_number(key, value))
     return values
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emu.locality.model import LocalityModel, StreamSpec, index_stream
+from emu.locality.model import FITTED, LocalityModel, StreamSpec, index_stream, sample_layers
 from emu.locality.policies import Buffer, misses
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class CurveSpec:
     top_k: int
     slots: int
     seed: int = 0
-    model: LocalityModel = LocalityModel()
+    model: LocalityModel = FITTED
     policy: str = "lru"
 
 
@@ -68,14 +68,21 @@ def miss_curves(spec: CurveSpec) -> MissCurves:
     the nearest sampled one, and each request enters its streams at a phase of its own.
     """
     own = sorted(set(spec.anchors))
-    sampled = sorted({own[round(i)] for i in np.linspace(0, len(own) - 1, SAMPLED_LAYERS)})
+    sampled = sample_layers(own, SAMPLED_LAYERS)
     nearest = [min(range(len(sampled)), key=lambda i: abs(sampled[i] - a)) for a in spec.anchors]
     grid = sorted({_on_grid(c, spec) for c in spec.contexts})
     rows, runs = [], []
     for context in grid:
         for layer in sampled:
-            made = _sample(spec.model, context, spec.top_k, len(spec.anchors), layer, spec.seed,
-                           Buffer(spec.slots, spec.policy, spec.seed))
+            made = _sample(
+                spec.model,
+                context,
+                spec.top_k,
+                len(spec.anchors),
+                layer,
+                spec.seed,
+                Buffer(spec.slots, spec.policy, spec.seed),
+            )
             rows.append(made[0])
             runs.append(made[1])
     random = np.random.default_rng(spec.seed)
@@ -85,11 +92,17 @@ def miss_curves(spec: CurveSpec) -> MissCurves:
     phase = phase[:, list(spec.anchors)]  # a layer that shares a selection misses the same rows
     stream = place[:, None] * len(sampled) + np.array(nearest, np.int32)[None, :]
     return MissCurves(
-        np.stack(rows), np.stack(runs), WARM_STEPS, stream.astype(np.int32), np.ascontiguousarray(phase)
+        np.stack(rows),
+        np.stack(runs),
+        WARM_STEPS,
+        stream.astype(np.int32),
+        np.ascontiguousarray(phase),
     )
 
 
-def exact_curves(rows: Sequence[NDArray[np.int32]], runs: Sequence[NDArray[np.int32]]) -> MissCurves:
+def exact_curves(
+    rows: Sequence[NDArray[np.int32]], runs: Sequence[NDArray[np.int32]]
+) -> MissCurves:
     """Curves of recorded misses, int32 [layers, steps] for each request: every step is its own."""
     layers = rows[0].shape[0]
     steps = max(r.shape[1] for r in rows) + 1
@@ -99,7 +112,11 @@ def exact_curves(rows: Sequence[NDArray[np.int32]], runs: Sequence[NDArray[np.in
             table[kind, request * layers : (request + 1) * layers, : values.shape[1]] = values
     stream = np.arange(len(rows) * layers, dtype=np.int32).reshape(len(rows), layers)
     return MissCurves(
-        np.ascontiguousarray(table[0]), np.ascontiguousarray(table[1]), steps - 1, stream, np.zeros_like(stream)
+        np.ascontiguousarray(table[0]),
+        np.ascontiguousarray(table[1]),
+        steps - 1,
+        stream,
+        np.zeros_like(stream),
     )
 
 
@@ -112,7 +129,13 @@ def _on_grid(context: int, spec: CurveSpec) -> int:
 
 @lru_cache(maxsize=512)
 def _sample(
-    model: LocalityModel, context: int, top_k: int, layers: int, layer: int, seed: int, buffer: Buffer
+    model: LocalityModel,
+    context: int,
+    top_k: int,
+    layers: int,
+    layer: int,
+    seed: int,
+    buffer: Buffer,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     stream = index_stream(model, StreamSpec(context + 1, top_k, SAMPLED_STEPS, layers, seed), layer)
     made = misses(stream, context + 1, buffer)

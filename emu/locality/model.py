@@ -72,6 +72,10 @@ class LocalityModel:
             )
 
 
+FITTED = LocalityModel()
+"""The parts fitted to FITTED_TO."""
+
+
 def activity(model: LocalityModel, layer: int, layers: int) -> float:
     """How much more a layer's selection moves than the mean layer's: quantiles of a lognormal with mean 1.
 
@@ -83,6 +87,12 @@ def activity(model: LocalityModel, layer: int, layers: int) -> float:
     places = [NormalDist().inv_cdf((i + 0.5) / layers) for i in range(layers)]
     values = [math.exp(-model.spread * z) for z in places]
     return values[layer] * layers / sum(values)
+
+
+def sample_layers(layers: list[int], count: int) -> list[int]:
+    """So many of these layers, evenly: the middle one of each part."""
+    count = min(count, len(layers))
+    return [layers[int((i + 0.5) * len(layers) / count)] for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,9 @@ def _other(
             kept = held.copy()
             kept[chosen] = False
             candidates = np.flatnonzero(kept)
-            order = random.random(len(candidates)) if buffer.policy == "random" else rank[candidates]
+            order = (
+                random.random(len(candidates)) if buffer.policy == "random" else rank[candidates]
+            )
             held[candidates[np.argpartition(order, over - 1)[:over]]] = False
         free = max(0, -over)
         held[missed] = True

@@ -94,7 +94,9 @@ class Recording:
             elif same.any():
                 wrong = "a step selects a token twice"
         if wrong:
-            raise UserError(f"{where}: {wrong}", remedy="see the format in emu/locality/recorded.py")
+            raise UserError(
+                f"{where}: {wrong}", remedy="see the format in emu/locality/recorded.py"
+            )
 
 
 class Recorder:
@@ -143,7 +145,8 @@ def watch_transformers(model: Any, recorder: Recorder, request: int = 0) -> list
             )
     if not handles:
         raise UserError(
-            "the model has no Indexer module", remedy="use deepseek_v32 or glm_moe_dsa of transformers"
+            "the model has no Indexer module",
+            remedy="use deepseek_v32 or glm_moe_dsa of transformers",
         )
     return handles
 

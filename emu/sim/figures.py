@@ -24,7 +24,9 @@ def figures(
     """One entry of "runs": model time only.
 
     Args:
-        spec, design, outcome: what ran.
+        spec: the setting.
+        design: the design.
+        outcome: what became of the requests.
         measured: requests that latencies and throughput are about (a steady state), half open; None: all.
     """
     first, last = measured or (0, len(outcome.plans))
@@ -39,7 +41,8 @@ def figures(
     first_stall = np.array([values[0] for values in stall_ns])
     tokens = sum(len(times) for times in token_ns)
     produced = sum(
-        int(np.count_nonzero((times > began_ns) & (times <= ended_ns))) for times in outcome.token_ns
+        int(np.count_nonzero((times > began_ns) & (times <= ended_ns)))
+        for times in outcome.token_ns
     )
     missed = int(column["rows_missed"].sum())
     selected = tokens * len(spec.shape.kv_layers) * spec.run.top_k

@@ -97,18 +97,37 @@ _CSA = tuple(range(2, 43, 2))
 MODELS: Mapping[str, ModelShape] = {
     shape.name: shape
     for shape in (
-        ModelShape("deepseek-v3.2", 61, _every(61), _every(61), 2048, 163_840, "DeepSeek-V3.2 report; SGLang"),
+        ModelShape(
+            "deepseek-v3.2",
+            61,
+            _every(61),
+            _every(61),
+            2048,
+            163_840,
+            "DeepSeek-V3.2 report; SGLang",
+        ),
         ModelShape("glm-5.1", 78, _every(78), _every(78), 2048, 202_752, "NeMo, GlmMoeDsaConfig"),
         ModelShape(
-            "glm-5.3", 78, _every(78), FULL_LAYERS_GLM_5_3, 2048, 1_048_576,
+            "glm-5.3",
+            78,
+            _every(78),
+            FULL_LAYERS_GLM_5_3,
+            2048,
+            1_048_576,
             "21 full and 57 shared indexer layers: ATOM PR 1260, tt-metal PR 49315; planner: 22 index layers of "
             "128 B, as XM-Sparse counts them",
             planned_index_bytes=22 * 128,
         ),
         ModelShape(
-            "deepseek-v4", 43, _CSA, _CSA, 512, 1_048_576,
+            "deepseek-v4",
+            43,
+            _CSA,
+            _CSA,
+            512,
+            1_048_576,
             "V4-Flash: NeMo AutoModel DeepseekV4Config; layers 0, 1 sliding window, then compression 4 and 128 in turn",
-            tokens_per_row=4, kv_row_bytes=V4_ROW_BYTES,
+            tokens_per_row=4,
+            kv_row_bytes=V4_ROW_BYTES,
             resident_bytes_per_token=20 * V4_ROW_BYTES / 128,
         ),
     )
@@ -132,7 +151,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a model's config: {error}", remedy="give a config.json") from None
+        raise UserError(
+            f"{path}: not a model's config: {error}", remedy="give a config.json"
+        ) from None
     if not isinstance(config, dict):
         raise UserError(f"{path}: not a model's config", remedy="give a config.json")
     return config

@@ -10,7 +10,7 @@ import numpy as np
 from emu import _native
 from emu.errors import UserError
 from emu.locality.curves import CurveSpec, MissCurves, miss_curves
-from emu.locality.model import LocalityModel
+from emu.locality.model import FITTED, LocalityModel
 from emu.sac.plan import RequestPlan, RunSpec, gpu_bytes, place
 from emu.timing.system import System
 from emu.trace.request import BLOCK_TOKENS
@@ -52,7 +52,7 @@ class SimSpec:
     host_bytes: int = 0
     index_prefetch: bool = False
     prefetch_stalls: bool = False
-    locality: LocalityModel = LocalityModel()
+    locality: LocalityModel = FITTED
     policy: str = "lru"
     one_pool: bool | None = None
     stop_after: int = 0
@@ -93,8 +93,15 @@ def curves_for(spec: SimSpec, plans: Sequence[RequestPlan]) -> MissCurves:
     """Generated miss curves for the requests of a plan."""
     rows = tuple(spec.shape.rows(plan.prompt_rows) for plan in plans)
     return miss_curves(
-        CurveSpec(rows, spec.shape.anchors, spec.run.top_k, spec.run.hot_buffer, spec.run.seed,
-                  spec.locality, spec.policy)
+        CurveSpec(
+            rows,
+            spec.shape.anchors,
+            spec.run.top_k,
+            spec.run.hot_buffer,
+            spec.run.seed,
+            spec.locality,
+            spec.policy,
+        )
     )
 
 
@@ -123,11 +130,37 @@ def simulate(
 
 # The order of these names is that of `Field` in emu/native/serving.cc.
 _FIELDS = (
-    "arrival_ns gpu device prompt_tokens output_tokens hbm_bytes host_bytes prefill_ns publish_rows publish_blocks "
-    "prompt_rows prompt_blocks fits_hot_buffer flush_bytes flush_requests index_path miss_path write_path "
-    "prefetch_path publish_path flush_path"
-).split()
-RECORDS = ("arrived", "attached", "queue_ns", "prefill_ns", "attach_transfer_ns", "rows_missed", "rows_first")
+    "arrival_ns",
+    "gpu",
+    "device",
+    "prompt_tokens",
+    "output_tokens",
+    "hbm_bytes",
+    "host_bytes",
+    "prefill_ns",
+    "publish_rows",
+    "publish_blocks",
+    "prompt_rows",
+    "prompt_blocks",
+    "fits_hot_buffer",
+    "flush_bytes",
+    "flush_requests",
+    "index_path",
+    "miss_path",
+    "write_path",
+    "prefetch_path",
+    "publish_path",
+    "flush_path",
+)
+RECORDS = (
+    "arrived",
+    "attached",
+    "queue_ns",
+    "prefill_ns",
+    "attach_transfer_ns",
+    "rows_missed",
+    "rows_first",
+)
 
 
 class _Columns:
@@ -141,7 +174,11 @@ class _Columns:
         """int64 [requests, fields]."""
         shared = _shared_tokens(plans, self._layout.block_tokens)
         return np.array(
-            [[self._row(p, s)[name] for name in _FIELDS] for p, s in zip(plans, shared, strict=True)], np.int64
+            [
+                [self._row(p, s)[name] for name in _FIELDS]
+                for p, s in zip(plans, shared, strict=True)
+            ],
+            np.int64,
         )
 
     def _row(self, plan: RequestPlan, shared: int) -> dict[str, int]:
@@ -267,7 +304,11 @@ def _engine(spec: SimSpec, design: Design, system: System) -> _native.Serving:
 
 
 def _run(
-    spec: SimSpec, design: Design, system: System, plans: list[RequestPlan], rows: NDArray[np.int64],
+    spec: SimSpec,
+    design: Design,
+    system: System,
+    plans: list[RequestPlan],
+    rows: NDArray[np.int64],
     curves: MissCurves,
 ) -> Outcome:
     serving = _engine(spec, design, system)
@@ -275,7 +316,15 @@ def _run(
     records = np.zeros((len(plans), len(RECORDS)), np.int64)
     token_ns, stall_ns = (np.zeros(sum(outputs), np.int64) for _ in range(2))
     serving.run(
-        rows, curves.rows, curves.runs, curves.warm_steps, curves.stream, curves.phase, records, token_ns, stall_ns
+        rows,
+        curves.rows,
+        curves.runs,
+        curves.warm_steps,
+        curves.stream,
+        curves.phase,
+        records,
+        token_ns,
+        stall_ns,
     )
     ends = np.cumsum(outputs)[:-1]
     names = system.link_names

@@ -48,10 +48,7 @@ class Workload:
             _request(i, prompt, max(1, output * (int(place) + 1) // concurrency))
             for i, place in enumerate(order)
         ]
-        rest = [
-            _request(i, prompt, output)
-            for i in range(concurrency, 3 * concurrency)
-        ]
+        rest = [_request(i, prompt, output) for i in range(concurrency, 3 * concurrency)]
         return cls((*first, *rest), (concurrency, 2 * concurrency))
 
 
