@@ -6,10 +6,12 @@ import json
 import re
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from emu.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _MIB = 1 << 20

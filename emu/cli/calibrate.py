@@ -15,11 +15,11 @@ from emu.errors import UserError
 if TYPE_CHECKING:
     from emu.calibrate.measured import Measured
 
-_files = {"type": click.Path(path_type=Path), "multiple": True}
+_FILE = click.Path(path_type=Path)
 
 
 @click.command("calibrate")
-@click.option("--mlc", **_files, help="What Intel MLC printed.")
+@click.option("--mlc", type=_FILE, multiple=True, help="What Intel MLC printed.")
 @click.option(
     "--from-node",
     type=click.IntRange(0),
@@ -30,11 +30,12 @@ _files = {"type": click.Path(path_type=Path), "multiple": True}
 @click.option(
     "--node", type=click.IntRange(0), default=0, show_default=True, help="MLC: node of the memory."
 )
-@click.option("--ib-read-lat", **_files, help="What ib_read_lat printed.")
-@click.option("--ib-read-bw", **_files, help="What ib_read_bw printed.")
+@click.option("--ib-read-lat", type=_FILE, multiple=True, help="What ib_read_lat printed.")
+@click.option("--ib-read-bw", type=_FILE, multiple=True, help="What ib_read_bw printed.")
 @click.option(
     "--sparse",
-    **_files,
+    type=_FILE,
+    multiple=True,
     help="What `emu bench --json` printed, with two or more values of --top-k.",
 )
 @click.option("--case", default="cxl", show_default=True, help="Case of `emu bench` to take.")

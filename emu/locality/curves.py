@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -124,7 +125,7 @@ def _on_grid(context: int, spec: CurveSpec) -> int:
     """The nearest of two contexts per octave; what fits the hot buffer stays as it is."""
     if context <= spec.slots + 1:
         return context
-    return max(spec.slots + 2, round(2 ** (round(2 * np.log2(context)) / 2)))
+    return max(spec.slots + 2, round(math.pow(2.0, round(2 * math.log2(context)) / 2)))
 
 
 @lru_cache(maxsize=512)
