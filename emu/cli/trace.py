@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+<<<<<<< HEAD
 from emu.cli.common import print_json, print_table
 from emu.cli.options import SIZE
+=======
+from emu.cli.common import json_option, print_json
+>>>>>>> main
 from emu.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,7 +52,7 @@ def generate(
 
 @command.command()
 @click.argument("file")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @_skip_bad
 def inspect(file: str, as_json: bool, skip_bad: bool) -> None:
     """Describe a trace: counts, lengths, shared blocks, arrivals."""
@@ -59,7 +62,7 @@ def inspect(file: str, as_json: bool, skip_bad: bool) -> None:
     trace = read_trace(file, skip_bad=skip_bad)
     summary = figures.summarise(trace)
     if as_json:
-        click.echo(json.dumps(figures.as_json(trace, summary), indent=2))
+        print_json(figures.as_json(trace, summary))
     else:
         _print_summary(trace, summary)
 

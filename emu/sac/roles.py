@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,8 @@ from emu.sac.oracle import OracleResult, run_oracle
 from emu.sac.plan import RequestPlan
 from emu.sac.prefill import PrefillInstance
 from emu.store import Descriptor, StoreOptions
-from emu.timing.system import System, make_clock
+from emu.timing.clock import make_clock
+from emu.timing.system import System
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +126,6 @@ class DecodeRole(Role):
                 name: getattr(decoded, name)
                 for name in ("end_ns", "hits", "misses", "evictions", "local_bytes")
             },
-            "stats": [asdict(store.stats()) for store in pools],
         }
 
     def _local(self, nbytes: int) -> KVStore:
@@ -149,7 +148,7 @@ class OracleRole(Role):
         """Run every request in memory alone: no store, no hot buffer."""
         for data in message["requests"]:
             plan = RequestPlan.from_json(data)
-            prompt = torch.from_numpy(plan.prompt(self._spec))
+            prompt = torch.from_numpy(plan.prompt(self._spec).copy())
             self._results[plan.number] = run_oracle(self._model, prompt, plan.request.output_tokens)
             self._tick()
 

@@ -118,9 +118,7 @@ class DecodeStep:
             if self._context.observe is not None:
                 number, length = sequence.plan.number, sequence.length + 1
                 self._context.observe(number, layer, length, selected)
-            selected = selected[selected >= 0]
-            sequence.touched[place, selected] = True
-            sequence.record.rows_selected += len(selected)
+            sequence.touched[place, selected[selected >= 0]] = True
 
     def _read(
         self, batch: list[Sequence], layer: int, place: int, projections: list[Projection]

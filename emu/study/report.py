@@ -115,6 +115,7 @@ def _png(study: Study) -> bytes:
         ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
         if panel.logx:
             ax.set_xscale("log", base=2)
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         if panel.logy:
             ax.set_yscale("log")
         if not panel.logy:
