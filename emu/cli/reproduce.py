@@ -18,11 +18,23 @@ from emu.errors import UserError
     type=click.Path(path_type=Path),
     help="Directory for report.html, results.json, and a PNG and a table for each study.",
 )
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of selections and of the order of requests.",
+)
 @click.option("--list", "only_list", is_flag=True, help="Print the ids, and stop.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and stop.")
 @json_option
 def command(
-    ids: tuple[str, ...], out: Path | None, only_list: bool, dry_run: bool, as_json: bool
+    ids: tuple[str, ...],
+    out: Path | None,
+    seed: int,
+    only_list: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Compare published figures (SAC, Beluga, XM-Sparse) with what the model predicts, misses included."""
     from emu.study.catalogue import IDS, parse_ids, result_json, run_studies
@@ -33,7 +45,7 @@ def command(
             click.echo(name)
         return
     directory = _directory(out)
-    studies, sensitivity = run_studies(chosen, progress)
+    studies, sensitivity = run_studies(chosen, progress, seed)
     result = result_json(studies, sensitivity)
     written = []
     if directory is not None:
@@ -67,4 +79,7 @@ def _show(studies: list[Any], result: dict[str, Any]) -> None:
         for row in study.rows:
             if row.reason:
                 click.echo(f"  missed: {row.quantity}: {row.reason}")
-    click.echo(f"\n{result['met']} of {result['compared']} comparisons met")
+    click.echo(
+        f"\n{result['met']} of {result['compared']} comparisons met; of those predicted, "
+        f"{result['predicted_met']} of {result['predicted']}"
+    )

@@ -6,21 +6,36 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from emu.capacity.plan import PARAMETERS as XM_PARAMETERS
-from emu.study import other_figures, sac_figures
-from emu.study.sac import PARAMETERS, STRUCTURE, SacModel, Sensitivity, sensitivity
+from emu.study import beluga, sac_reads, sac_rounds, sac_scaling, xm_sparse
+from emu.study.result import PREDICTED
+from emu.study.sac import PARAMETERS, STRUCTURE, SacModel
+from emu.study.sensitivity import Sensitivity, sensitivity
 from emu.timing.profile import unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from emu.study.result import Study
 
-SAC = {f"sac-{f.__name__}": f for f in sac_figures.SAC_FIGURES}
-OTHER = {"beluga-sparse": other_figures.beluga} | {
-    f.__name__.replace("_", "-"): f for f in other_figures.OTHER_FIGURES[1:]
+SAC: Mapping[str, Callable[[SacModel, Sensitivity], Study]] = {
+    "sac-fig4": sac_reads.fig4,
+    "sac-fig5": sac_reads.fig5,
+    "sac-fig9": sac_rounds.fig9,
+    "sac-fig10": sac_rounds.fig10,
+    "sac-fig11": sac_scaling.fig11,
+    "sac-fig12": sac_scaling.fig12,
+    "sac-fig13": sac_scaling.fig13,
+    "sac-fig14": sac_scaling.fig14,
+}
+OTHER: Mapping[str, Callable[[], Study]] = {
+    "beluga-sparse": beluga.beluga,
+    "xm-fig2": xm_sparse.xm_fig2,
+    "xm-fig3": xm_sparse.xm_fig3,
+    "xm-fig5": xm_sparse.xm_fig5,
+    "xm-fig6": xm_sparse.xm_fig6,
 }
 IDS = (*SAC, *OTHER)
-_NEED_SENSITIVITY = {"sac-fig10", "sac-fig11"}
+_NEED_SENSITIVITY = {"sac-fig5", "sac-fig10", "sac-fig11", "sac-fig12", "sac-fig14"}
 
 
 def parse_ids(names: Sequence[str]) -> tuple[str, ...]:
@@ -38,19 +53,19 @@ def parse_ids(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def run_studies(
-    ids: Sequence[str], progress: Callable[[str], None] = lambda _: None
+    ids: Sequence[str], progress: Callable[[str], None] = lambda _: None, seed: int = 0
 ) -> tuple[list[Study], Sensitivity | None]:
     """The studies in order, and the sensitivity where one of them predicts with an interval."""
     found: Sensitivity | None = None
     if _NEED_SENSITIVITY & set(ids):
         progress("sensitivity to the parameters")
-        found = sensitivity()
+        found = sensitivity(seed)
     studies = []
-    with SacModel() as model:
+    with SacModel(seed=seed) as model:
         for name in ids:
             progress(name)
             if name in SAC:
-                studies.append(SAC[name](model, found or Sensitivity((), {})))
+                studies.append(SAC[name](model, found or Sensitivity()))
             else:
                 studies.append(OTHER[name]())
     return studies, found
@@ -69,7 +84,7 @@ def parameters() -> dict[str, Any]:
             ],
         },
         "beluga": {
-            "numbers": [],
+            "numbers": [asdict(p) for p in beluga.PARAMETERS],
             "assumptions": [
                 "The profile beluga-server, derived from microbenchmarks alone; nothing was fitted."
             ],
@@ -80,15 +95,32 @@ def parameters() -> dict[str, Any]:
 def result_json(studies: Sequence[Study], found: Sensitivity | None) -> dict[str, Any]:
     """All of it as plain data."""
     rows = [row for study in studies for row in study.rows if row.met is not None]
+    predicted = [row for row in rows if row.origin == PREDICTED]
+    xm = {
+        text: xm_sparse.xm_changes(xm_sparse.xm_gain("CXL", "scale-up", context))
+        for text, context in (("16K, 900 over 64 GB/s", 16 << 10), ("128K", 128 << 10))
+    }
     return {
         "studies": [study.to_json() for study in studies],
         "met": sum(1 for row in rows if row.met),
         "compared": len(rows),
+        "predicted_met": sum(1 for row in predicted if row.met),
+        "predicted": len(predicted),
         "parameters": parameters(),
+        "xm_sensitivity": [
+            {
+                "parameter": name,
+                "value": value,
+                **{text: round(found[name, value], 4) for text, found in xm.items()},
+            }
+            for name, value in next(iter(xm.values()))
+        ],
         "sensitivity": None
         if found is None
         else {
-            "factors": {k: [round(v, 4) for v in pair] for k, pair in found.factors.items()},
+            "factors": {
+                k: [round(v, 4) for v in pair] for k, pair in (found.factors or {}).items()
+            },
             "changes": [
                 {"parameter": name, "value": value, **{k: round(v, 4) for k, v in change.items()}}
                 for name, value, change in found.table

@@ -8,6 +8,8 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+from emu.study.sensitivity import WORDS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -33,6 +35,27 @@ parameters for all of its figures. A value that was used to choose a parameter i
 what the model misses is shown with the reason. Intervals come from the parameters' ranges. Published values are at
 second hand where the papers were not at hand.</p>
 """
+
+_PAPERS = {
+    "sac": (
+        "SAC (arXiv 2606.19746)",
+        "A server of eight H20 GPUs serves DeepSeek-V3.2, whose decoding reads 2048 rows of each layer. SAC leaves all "
+        "rows in a pool of two CXL devices behind a switch, and the GPUs read what a step selects. It is compared with "
+        "RDMA over 100 Gb/s NICs, which first copies the whole KV to local DRAM, with KV in local DRAM from the start, "
+        "and with GPU memory only. The model runs the same requests through a simulator of links, memory and steps.",
+    ),
+    "beluga": (
+        "Beluga (arXiv 2511.20172)",
+        "The same switch family, with 32 CXL devices. Beluga measures single copies and reads, and then sparse reads of "
+        "KV by a GPU. The first give the model's numbers, the second are predicted.",
+    ),
+    "xm-sparse": (
+        "XM-Sparse (LMSYS and Netpreme, 5 November 2026)",
+        "Four B300 GPUs decode GLM-5.3, whose rows lie in external memory: host DRAM over PCIe, CXL, a CPU's memory over "
+        "NVLink, or memory on a scale-up fabric. The article asks how bandwidth and capacity of that memory "
+        "limit batch and throughput, by a model, and measures two of the tiers. Ours is its closed form with a step time.",
+    ),
+}
 
 
 def write_report(directory: Path, studies: Sequence[Study], result: dict[str, Any]) -> list[Path]:
@@ -133,20 +156,26 @@ def _html(studies: Sequence[Study], result: dict[str, Any], images: dict[str, by
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Published figures against the model</title>",
         f"<style>{_STYLE}</style><h1>Published figures against the model</h1>{_INTRODUCTION}",
-        f"<p><b>{result['met']} of {result['compared']}</b> comparisons are met.</p>",
+        f"<p><b>{result['met']} of {result['compared']}</b> comparisons are met; of the predicted ones "
+        f"<b>{result['predicted_met']} of {result['predicted']}</b>.</p>",
         "<ul>"
         + "".join(f'<li><a href="#{s.id}">{_text(s.title)}</a></li>' for s in studies)
         + "</ul>",
     ]
+    paper = ""
     for study in studies:
+        if study.parameters != paper:
+            paper = study.parameters
+            parts.append(f"<h2>{_PAPERS[paper][0]}</h2><p>{_PAPERS[paper][1]}</p>")
         image = base64.b64encode(images[study.id]).decode()
         parts.append(
-            f'<h2 id="{study.id}">{_text(study.title)}</h2><p>{_text(study.text)}</p>'
+            f'<h3 id="{study.id}">{_text(study.title)}</h3><p>{_text(study.text)}</p>'
             f'<img alt="{_text(study.title)}" src="data:image/png;base64,{image}">'
         )
         parts.append(_rows(study))
     parts.append(_parameters(result))
     parts.append(_sensitivity(result["sensitivity"]))
+    parts.append("<h2>Sensitivity of XM-Sparse's ratios</h2>" + _changes(result["xm_sensitivity"]))
     return "\n".join(parts) + "</html>\n"
 
 
@@ -193,24 +222,22 @@ def _parameters(result: dict[str, Any]) -> str:
 def _sensitivity(found: dict[str, Any] | None) -> str:
     if found is None:
         return ""
-    keys = list(found["factors"])
+    return (
+        "<h2>Sensitivity of the SAC ratios</h2><p>One parameter at a time goes to an end of its range; the other numbers "
+        "are what that does to each prediction (ratios against RDMA and DRAM: the mean over 32K and 128K). Intervals add "
+        "the changes of all parameters in squares.</p>" + _changes(found["changes"])
+    )
+
+
+def _changes(changes: Sequence[dict[str, Any]]) -> str:
+    keys = [key for key in changes[0] if key not in ("parameter", "value")]
     rows = "".join(
         f"<tr><td>{_text(c['parameter'])}</td><td class=n>{number(c['value'])}</td>"
         + "".join(f"<td class=n>{c[k]:+.1%}</td>" for k in keys)
         + "</tr>"
-        for c in found["changes"]
+        for c in changes
     )
-    words = {
-        "throughput": "throughput, SAC over RDMA",
-        "ttft": "TTFT, RDMA over SAC",
-        "tbt": "TBT, RDMA over SAC",
-        "of_dram": "throughput, SAC over DRAM",
-    }
-    return (
-        "<h2>Sensitivity of the SAC ratios</h2><p>One parameter at a time goes to an end of its range; the other numbers "
-        "are what the mean ratio over 32K and 128K does. Intervals add the changes of all parameters in squares.</p>"
-        + _table(("parameter", "at", *(words.get(k, k) for k in keys)), rows)
-    )
+    return _table(("parameter", "at", *(WORDS.get(k, k) for k in keys)), rows)
 
 
 def _table(header: Sequence[str], rows: str, caption: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from emu.sim.simulate import SimSpec
 from emu.sim.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
     from typing import Self
 
@@ -63,7 +63,8 @@ PARAMETERS = (
         380_000,
         "ns per layer",
         "fitted",
-        "about 1800 tok/s (+-20 %) at 128K with 64 concurrent requests",
+        "about 1800 tok/s (+-20 %) at 128K with 64 concurrent requests; how much of that step is reads was taken from "
+        "SAC's 91 % of DRAM",
         "compute.decode_base_ns",
     ),
     Parameter(
@@ -127,6 +128,36 @@ PARAMETERS = (
         "locality.background",
     ),
     Parameter(
+        "flicker of selections",
+        FITTED.flicker,
+        0.12,
+        0.16,
+        "of the active set",
+        "fitted",
+        "30 % misses with as many slots as top-k (GLM-5.1); the range: 28.5 to 31 %",
+        "locality.flicker",
+    ),
+    Parameter(
+        "skew of the background",
+        FITTED.zipf,
+        1.15,
+        1.25,
+        "exponent",
+        "fitted",
+        "30 and 13.4 % misses, with the two above; the range: 12.5 to 14.3 % with twice the top-k",
+        "locality.zipf",
+    ),
+    Parameter(
+        "pool of tokens ever selected",
+        FITTED.pool,
+        0.179,
+        0.219,
+        "of the context",
+        "fitted",
+        "21 % of a 128K context touched (SAC, Fig 4); the range: within 2 points",
+        "locality.pool",
+    ),
+    Parameter(
         "GPU memory for KV",
         HBM_GIB,
         36,
@@ -173,23 +204,20 @@ class SacModel:
     Attributes:
         changes: target -> value, for sensitivity.
         layers: fewer than the model's 61 make a cheap model whose ratios are the same.
+        seed: of selections and of the order of requests.
     """
 
     changes: dict[str, float] = field(default_factory=dict)
     layers: int = 61
+    seed: int = 0
 
     def __post_init__(self) -> None:
         self._done: dict[Point, dict[str, Any]] = {}
         self._stack = ExitStack()
-        self._profile = PROFILE
+        self.profile = PROFILE
 
     def __enter__(self) -> Self:
-        lines = _profile_lines(self.changes)
-        if lines:
-            directory = self._stack.enter_context(tempfile.TemporaryDirectory())
-            file = Path(directory) / "varied.toml"
-            file.write_text(f'base = "{PROFILE}"\ndescription = "varied"\n' + "\n".join(lines))
-            self._profile = str(file)
+        self.profile = self._stack.enter_context(varied_profile(PROFILE, self.changes))
         return self
 
     def __exit__(
@@ -213,7 +241,7 @@ class SacModel:
         if point.round == 1:
             workload = Workload.burst(ROUND_1_REQUESTS, point.prompt, OUTPUT_TOKENS)
         else:
-            workload = Workload.steady(point.concurrency, point.prompt, OUTPUT_TOKENS)
+            workload = Workload.steady(point.concurrency, point.prompt, OUTPUT_TOKENS, self.seed)
         run = RunSpec(
             model=shape.name,
             top_k=shape.top_k,
@@ -224,7 +252,8 @@ class SacModel:
             round=point.round,
             concurrency=point.concurrency,
             hbm_bytes=round(self.changes.get("hbm", HBM_GIB) * 2**30 * self.layers / 61),
-            profile=self._profile,
+            profile=self.profile,
+            seed=self.seed,
         )
         locality = replace(
             FITTED,
@@ -247,7 +276,9 @@ class SacModel:
         return replace(shape, num_layers=self.layers, kv_layers=layers, index_layers=layers)
 
 
-def _profile_lines(changes: dict[str, float]) -> list[str]:
+@contextmanager
+def varied_profile(base: str, changes: dict[str, float]) -> Iterator[str]:
+    """A system profile with some numbers replaced ("link.NAME.FIELD", "compute.FIELD"; others are not looked at)."""
     lines = []
     for target, value in changes.items():
         section, _, name = target.rpartition(".")
@@ -255,7 +286,13 @@ def _profile_lines(changes: dict[str, float]) -> list[str]:
             lines.append(
                 f'[{section}]\n{name} = {{ value = {value}, source = "varied", date = "-" }}'
             )
-    return lines
+    if not lines:
+        yield base
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "varied.toml"
+        file.write_text(f'base = "{base}"\ndescription = "varied"\n' + "\n".join(lines))
+        yield str(file)
 
 
 def ratios(model: SacModel, contexts: tuple[int, ...], **kinds: Any) -> dict[str, list[float]]:
@@ -270,41 +307,3 @@ def ratios(model: SacModel, contexts: tuple[int, ...], **kinds: Any) -> dict[str
         out["tbt"].append(rdma["tbt_ms"]["mean"] / cxl["tbt_ms"]["mean"])
         out["of_dram"].append(cxl["throughput_tok_s"] / dram["throughput_tok_s"])
     return out
-
-
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
-    """What the ranges of the parameters do to the ratios.
-
-    Attributes:
-        table: (parameter, at which value, {ratio: relative change of its mean over the contexts}).
-        factors: ratio -> (low, high) factors on a prediction: the changes of all parameters, added in squares.
-    """
-
-    table: tuple[tuple[str, float, dict[str, float]], ...]
-    factors: dict[str, tuple[float, float]]
-
-
-def sensitivity() -> Sensitivity:
-    """One parameter after the other to the ends of its range, on a model of 6 layers, at 32K and 128K."""
-    contexts = (32 << 10, 128 << 10)
-    with SacModel(layers=CHEAP_LAYERS) as base:
-        before = {k: sum(v) for k, v in ratios(base, contexts).items()}
-    table = []
-    down, up = dict.fromkeys(before, 0.0), dict.fromkeys(before, 0.0)
-    for parameter in PARAMETERS:
-        worst: dict[str, list[float]] = {k: [0.0] for k in before}
-        for value in (parameter.low, parameter.high):
-            if value == parameter.value:
-                continue
-            with SacModel({parameter.target: value}, layers=CHEAP_LAYERS) as model:
-                after = {k: sum(v) for k, v in ratios(model, contexts).items()}
-            change = {k: after[k] / before[k] - 1 for k in before}
-            table.append((parameter.name, value, change))
-            for k in before:
-                worst[k].append(change[k])
-        for k in before:
-            down[k] += min(worst[k]) ** 2
-            up[k] += max(worst[k]) ** 2
-    factors = {k: (1 - down[k] ** 0.5, 1 + up[k] ** 0.5) for k in before}
-    return Sensitivity(tuple(table), factors)

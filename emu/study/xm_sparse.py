@@ -1,17 +1,24 @@
-"""Beluga's sparse reads (arXiv 2511.20172) and XM-Sparse's figures (LMSYS / Netpreme, 2026-11-05)."""
+"""XM-Sparse's figures (LMSYS / Netpreme, 2026-11-05), through the planner."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from emu.capacity.plan import XM_SPARSE_FIT, Compute, Demand, Machine, Plan, plan
+from emu.capacity.plan import (
+    PARAMETERS,
+    XM_SPARSE_FIT,
+    Compute,
+    Demand,
+    Machine,
+    Plan,
+    plan,
+)
 from emu.sim.models import model_shape
-from emu.study.result import FITTED, PREDICTED, Curve, Panel, Row, Study
-from emu.study.sparse_read import read_us
-from emu.timing.system import System
+from emu.study.result import FITTED, PREDICTED, UNPUBLISHED, Curve, Panel, Row, Study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 K = 1024
 CONTEXTS = (16 * K, 32 * K, 64 * K, 128 * K, 256 * K)
@@ -26,63 +33,48 @@ GPUS = 4
 NODE_GB_PER_S = 4000.0
 
 
-def xm_plan(tier: str, context: int, batch: int = 0) -> Plan:
+def xm_plan(tier: str, context: int, batch: int = 0, compute: Compute | None = None) -> Plan:
     """A tier of XM-Sparse's setting: GLM-5.3 on four GPUs, 20 % misses, hot buffers of 4096 rows."""
     bandwidth, capacity = TIERS[tier]
     machine = Machine(GPUS, HBM_BYTES, capacity, bandwidth, NODE_GB_PER_S)
-    return plan(machine, Demand(model_shape("glm-5.3"), context), Compute(), batch)
+    return plan(machine, Demand(model_shape("glm-5.3"), context), compute, batch)
 
 
-def beluga() -> Study:
-    """Sparse reads in microseconds."""
-    system = System.load("beluga-server")
-    published = {
-        ("cxl", 8192): 97.0,
-        ("cxl", 16384): 211.0,
-        ("rdma", 8192): 2670.0,
-        ("rdma", 16384): 5260.0,
+def xm_changes(value: Callable[[Compute], float]) -> dict[tuple[str, float], float]:
+    """Relative change of a value with each parameter at the ends of its range."""
+    base = value(Compute())
+    return {
+        (name, end): value(replace(Compute(), **{name: end})) / base - 1
+        for name, parameter in PARAMETERS.items()
+        for end in (parameter.low, parameter.high)
     }
-    names = {8192: "Llama-3-8B", 16384: "Qwen-32B"}
-    found = {key: read_us(system, f"pool_read.{key[0]}", key[1], 160) for key in published}
-    rows = tuple(
-        Row(
-            f"{m.upper()}, 16 tokens of {names[n]}: {n} chunks of 160 B",
-            found[m, n],
-            "us",
-            value,
-            0.25,
-            PREDICTED,
-        )
-        for (m, n), value in published.items()
-    )
-    counts = tuple(2**n for n in range(7, 16))
-    return Study(
-        "beluga-sparse",
-        "Beluga: reading 16 sparse tokens' KV, thousands of chunks of 160 B",
-        "The profile uses Beluga's microbenchmarks alone: 26 GB/s between GPU and CXL, requests of 128 B (so a chunk of "
-        "160 B takes two), 64 KB copies for the launch; for RDMA a 16 KB copy and lists of 30 entries.",
-        "beluga",
-        rows,
-        (
-            *(
-                Curve(
-                    m.upper(),
-                    tuple(map(float, counts)),
-                    tuple(read_us(system, f"pool_read.{m}", n, 160) for n in counts),
-                )
-                for m in ("cxl", "rdma")
-            ),
-            *(
-                Curve(
-                    f"{m.upper()}, published",
-                    tuple(float(n) for k, n in published if k == m),
-                    tuple(v for (k, _), v in published.items() if k == m),
-                    published=True,
-                )
-                for m in ("cxl", "rdma")
-            ),
-        ),
-        (Panel("latency", "chunks", "us", logx=True, logy=True),),
+
+
+def xm_row(
+    quantity: str,
+    value: Callable[[Compute], float],
+    unit: str,
+    published: float | None = None,
+    tolerance: float = 0.05,
+    origin: str = UNPUBLISHED,
+) -> Row:
+    """A row with its interval: the changes of all parameters, added in squares."""
+    model = value(Compute())
+    changes = xm_changes(value)
+    down = up = 0.0
+    for name in PARAMETERS:
+        ends = [change for (n, _), change in changes.items() if n == name]
+        down += min(0.0, *ends) ** 2
+        up += max(0.0, *ends) ** 2
+    low, high = model * (1 - down**0.5), model * (1 + up**0.5)
+    return Row(quantity, model, unit, published, tolerance, origin, low, high)
+
+
+def xm_gain(slow: str, fast: str, context: int, batch: int = 0) -> Callable[[Compute], float]:
+    """Throughput of one tier over another's."""
+    return lambda compute: (
+        xm_plan(fast, context, batch, compute).tokens_per_s_per_gpu
+        / xm_plan(slow, context, batch, compute).tokens_per_s_per_gpu
     )
 
 
@@ -90,12 +82,9 @@ def xm_fig2() -> Study:
     """Batch and throughput against context."""
     plans = {(t, c): xm_plan(t, c) for t in TIERS for c in CONTEXTS}
     at16, at128 = 16 * K, 128 * K
-    gain = {
-        c: plans["scale-up", c].tokens_per_s_per_gpu / plans["CXL", c].tokens_per_s_per_gpu
-        for c in CONTEXTS
-    }
+    known = {at16: (1.80, 0.05, FITTED), at128: (1.39, 0.05, FITTED)}
     rows = (
-        Row("batch per GPU at 16K", plans["CXL", at16].batch_max, "", 241, 1.001 / 241, PREDICTED),
+        Row("batch per GPU at 16K", plans["CXL", at16].batch_max, "", 241, 1.001 / 241, FITTED),
         Row(
             "batch per GPU at 128K, 1 TB",
             plans["NVLink-C2C", at128].batch_max,
@@ -110,7 +99,7 @@ def xm_fig2() -> Study:
             "",
             109,
             1.001 / 109,
-            PREDICTED,
+            FITTED,
         ),
         Row(
             "external memory used at 16K",
@@ -120,8 +109,25 @@ def xm_fig2() -> Study:
             0.02,
             PREDICTED,
         ),
-        Row("throughput, 900 over 64 GB/s at 16K", gain[at16], "x", 1.80, 0.05, FITTED),
-        Row("throughput, 900 over 64 GB/s at 128K", gain[at128], "x", 1.39, 0.05, FITTED),
+        *(
+            xm_row(
+                f"throughput, 900 over 64 GB/s at {c // K}K",
+                xm_gain("CXL", "scale-up", c),
+                "x",
+                *known.get(c, ()),
+            )
+            for c in CONTEXTS
+        ),
+        xm_row(
+            "throughput, 225 over 64 GB/s at 128K, 1 TB",
+            xm_gain("PCIe, host DRAM", "NVLink-C2C", at128),
+            "x",
+        ),
+        xm_row(
+            "throughput at 128K, 24 over 1 TB, 64 GB/s",
+            xm_gain("PCIe, host DRAM", "CXL", at128),
+            "x",
+        ),
     )
     x = tuple(float(c // K) for c in CONTEXTS)
     curves = []
@@ -134,7 +140,8 @@ def xm_fig2() -> Study:
         "xm-fig2",
         "XM-Sparse (modelled): batch and throughput of four memory tiers against context",
         "A request needs GPU memory for its hot buffer and index keys, and external memory for all of its KV. With 1 TB "
-        "long contexts run out of external memory; then bandwidth does not help. Batches follow from sizes alone.",
+        "long contexts run out of external memory; then bandwidth does not help. Batches follow from sizes alone. "
+        "The index keys' bytes per token were chosen to meet the two batches that GPU memory bounds, 241 and 109. The 36 of the article needs 128,000 tokens, 128K as 131,072 gives 35.",
         "xm-sparse",
         rows,
         tuple(curves),
@@ -142,6 +149,14 @@ def xm_fig2() -> Study:
             Panel("batch per GPU", "context, K tokens", "requests", logx=True),
             Panel("throughput per GPU", "context, K tokens", "tokens/s", logx=True),
         ),
+    )
+
+
+def _gain3(demand: Demand, capacity: float) -> Callable[[Compute], float]:
+    fast, slow = (Machine(GPUS, HBM_BYTES, capacity, b, NODE_GB_PER_S) for b in (900.0, 64.0))
+    return lambda compute: (
+        plan(fast, demand, compute).tokens_per_s_per_gpu
+        / plan(slow, demand, compute).tokens_per_s_per_gpu
     )
 
 
@@ -160,9 +175,8 @@ def xm_fig3() -> Study:
                 for b in bandwidths
             )
             curves.append(Curve(f"{capacity / 1e12:g} TB", bandwidths, y, panel=panel))
-            rows.append(
-                Row(f"{context // K}K, {capacity / 1e12:g} TB: 900 over 64 GB/s", y[-1] / y[1], "x")
-            )
+            text = f"{context // K}K, {capacity / 1e12:g} TB: 900 over 64 GB/s"
+            rows.append(xm_row(text, _gain3(demand, capacity), "x"))
     return Study(
         "xm-fig3",
         "XM-Sparse (modelled): throughput against bandwidth, for several capacities",
@@ -185,19 +199,22 @@ def _measured() -> dict[str, list[Plan]]:
     return {t: [xm_plan(t, 16 * K, b) for b in _BATCHES] for t in ("PCIe, host DRAM", "scale-up")}
 
 
+def _tpot(tier: str, batch: int) -> Callable[[Compute], float]:
+    return lambda compute: xm_plan(tier, 16 * K, batch, compute).tbt_ms
+
+
 def xm_fig5() -> Study:
     """TPOT measured."""
     plans = _measured()
-    slow, fast = plans["PCIe, host DRAM"], plans["scale-up"]
-    rows = (
-        Row("TPOT at batch 192, host DRAM over PCIe", slow[-1].tbt_ms, "ms", 167.48, 0.05, FITTED),
-        Row("TPOT at batch 192, X-Mem", fast[-1].tbt_ms, "ms", 84.99, 0.05, FITTED),
-        *(
-            Row(f"TPOT at batch {b}, {name}", p[i].tbt_ms, "ms")
-            for i, b in enumerate(_BATCHES[:-1])
-            if b in (16, 64, 128)
-            for name, p in (("PCIe", slow), ("X-Mem", fast))
-        ),
+    known = {
+        (192, "PCIe, host DRAM"): (167.48, 0.05, FITTED),
+        (192, "scale-up"): (84.99, 0.05, FITTED),
+    }
+    names = {"PCIe, host DRAM": "host DRAM over PCIe", "scale-up": "X-Mem"}
+    rows = tuple(
+        xm_row(f"TPOT at batch {b}, {name}", _tpot(tier, b), "ms", *known.get((b, tier), ()))
+        for b in (192, 16, 64, 128)
+        for tier, name in names.items()
     )
     x = tuple(map(float, _BATCHES))
     return Study(
@@ -213,28 +230,37 @@ def xm_fig5() -> Study:
     )
 
 
+_REASON6 = (
+    "The article's two TPOTs give 1.97x here (batch 192), its model gives 1.80x with more requests (batch 241), where "
+    "reads weigh no less. A step whose compute grows with its batch and whose reads get a fixed share of the bandwidth "
+    "cannot give both; the fit takes the middle, 4.5 % from each time, and so 9 % from their ratio."
+)
+
+
+def _gain6(batch: int) -> Callable[[Compute], float]:
+    return xm_gain("PCIe, host DRAM", "scale-up", 16 * K, batch)
+
+
 def xm_fig6() -> Study:
     """Throughput measured."""
     plans = _measured()
-    slow, fast = plans["PCIe, host DRAM"], plans["scale-up"]
-    gains = [
-        b.tokens_per_s_per_gpu / a.tokens_per_s_per_gpu for a, b in zip(slow, fast, strict=True)
-    ]
+    at192 = xm_row(
+        "throughput, X-Mem over PCIe at batch 192",
+        _gain6(192),
+        "x",
+        167.48 / 84.99,
+        0.05,
+        FITTED,
+    )
     rows = (
-        Row(
-            "throughput, X-Mem over PCIe at batch 192", gains[-1], "x", 167.48 / 84.99, 0.1, FITTED
-        ),
-        Row(
-            "throughput, X-Mem over PCIe at batch 1",
-            gains[0],
-            "x",
-            origin=PREDICTED,
+        at192 if at192.met else replace(at192, reason=_REASON6),
+        replace(
+            xm_row("throughput, X-Mem over PCIe at batch 1", _gain6(1), "x", origin=PREDICTED),
             limits=(0.9, 1.1),
         ),
         *(
-            Row(f"throughput, X-Mem over PCIe at batch {b}", g, "x")
-            for b, g in zip(_BATCHES, gains, strict=True)
-            if b in (16, 64, 128)
+            xm_row(f"throughput, X-Mem over PCIe at batch {b}", _gain6(b), "x")
+            for b in (16, 64, 128)
         ),
     )
     x = tuple(map(float, _BATCHES))
@@ -248,6 +274,3 @@ def xm_fig6() -> Study:
         tuple(Curve(t, x, tuple(p.tokens_per_s_per_gpu for p in ps)) for t, ps in plans.items()),
         (Panel("throughput per GPU", "batch per GPU", "tokens/s"),),
     )
-
-
-OTHER_FIGURES: Sequence[Callable[[], Study]] = (beluga, xm_fig2, xm_fig3, xm_fig5, xm_fig6)
