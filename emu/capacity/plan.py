@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from emu.errors import UserError
-from emu.sim.models import INDEX_ROW_BYTES, ModelShape
+from emu.sac.row_format import index_row_bytes
 
 if TYPE_CHECKING:
-    from emu.sac.codec import KVDtype
+    from emu.sac.row_format import KVDtype
+    from emu.sim.models import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +144,11 @@ class Demand:
     @property
     def index_bytes(self) -> float:
         """Per token, held in GPU memory."""
-        index = self.shape.planned_index_bytes or INDEX_ROW_BYTES * len(self.shape.index_layers)
-        return index / self.shape.tokens_per_row + self.shape.resident_bytes_per_token
+        shape = self.shape
+        index = shape.planned_index_bytes or index_row_bytes(self.kv_dtype) * len(
+            shape.index_layers
+        )
+        return index / shape.tokens_per_row + shape.resident_bytes_per_token
 
     @property
     def kv_bytes(self) -> float:

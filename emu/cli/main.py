@@ -79,8 +79,13 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: an error of ours or of the system is one line and exit 1; usage errors are click's, exit 2."""
+    if sys.stdout is None:  # closed by the caller (>&-): there is nowhere to print to
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     try:
-        cli.main(prog_name="emu")
+        try:
+            cli.main(prog_name="emu")
+        finally:
+            sys.stdout.flush()
     except EmuError as error:
         click.echo(f"emu: {_one_line(error)}", err=True)
         sys.exit(1)

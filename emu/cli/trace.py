@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-<<<<<<< HEAD
-from emu.cli.common import print_json, print_table
+from emu.cli.common import json_option, print_json, print_table
 from emu.cli.options import SIZE
-=======
-from emu.cli.common import json_option, print_json
->>>>>>> main
 from emu.errors import UserError
 
 if TYPE_CHECKING:

@@ -60,9 +60,10 @@ class Recording:
             UserError: it cannot be read, or is no recording; says what is wrong.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # Opened here: numpy leaves a file that is no zip open when it raises.
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 tokens, context, layers = (file[name] for name in ("tokens", "context", "layers"))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise UserError(
                 f"{path}: not a recording of index streams: {error}",
                 remedy="give an npz with tokens [layers, steps, top_k], context and layers",
@@ -112,15 +113,25 @@ class Recorder:
         self._steps.setdefault(request, {}).setdefault(layer, []).append(tokens.copy())
 
     def recordings(self) -> dict[int, Recording]:
-        """What each request selected."""
+        """What each request selected; steps that selected fewer tokens than others are padded with -1."""
         return {
             request: Recording(
-                np.stack([np.stack(steps) for _, steps in sorted(layers.items())]),
+                _stacked([steps for _, steps in sorted(layers.items())]),
                 self._context[request],
                 np.array(sorted(layers), np.int64),
             )
             for request, layers in self._steps.items()
         }
+
+
+def _stacked(layers: list[list[TokenIds]]) -> TokenIds:
+    """int32 [layers, steps, k] of the layers' steps."""
+    widest = max(len(tokens) for steps in layers for tokens in steps)
+    out = np.full((len(layers), max(map(len, layers)), widest), -1, np.int32)
+    for layer, steps in enumerate(layers):
+        for step, tokens in enumerate(steps):
+            out[layer, step, : len(tokens)] = tokens
+    return out
 
 
 def watch_transformers(model: Any, recorder: Recorder, request: int = 0) -> list[Any]:

@@ -223,6 +223,8 @@ def make_spec(flags: Flags, file: Path | None = None) -> TestbedSpec:
 
 def _read(file: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
     """Tables and devices of a spec file, every key known and every value checked."""
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file}: not a regular file", remedy="name a readable TOML file")
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

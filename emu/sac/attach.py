@@ -92,27 +92,15 @@ class Attacher:
         path = self._system.path(
             self._design.flush_path or self._design.write_path, plan.gpu, plan.device
         )
-<<<<<<< HEAD
         for row_bytes in self._layout.region_row_bytes:
             yield self._clock.transfer(
                 "prefill",
                 path,
                 tokens * row_bytes,
                 tokens,
-                f"publish {plan.key}",
+                f"publish {plan.label}",
                 requests=self._layout.blocks_for(tokens),
             )
-=======
-        regions = len(self._layout.regions)
-        yield self._clock.transfer(
-            "prefill",
-            path,
-            tokens * self._layout.token_bytes,
-            tokens * regions,
-            f"publish {plan.label}",
-            requests=self._layout.blocks_for(tokens) * regions,
-        )
->>>>>>> main
         record.attach_transfer_ns += self._clock.now_ns - computed_ns
 
     def _read(self, store: KVStore, slot: int, name: str, tokens: int) -> Rows:
@@ -146,7 +134,6 @@ class Attacher:
 
     def _charge(
         self, path_name: str, plan: RequestPlan, record: Record, names: tuple[str, ...]
-<<<<<<< HEAD
     ) -> Generator[Wait, None, None]:
         """Whole components of the prompt over a path, layer by layer, one request per block.
 
@@ -156,33 +143,16 @@ class Attacher:
             component = self._layout.component(name)
             for layer in component.layers:
                 nbytes = plan.prompt_rows * component.row_bytes
-                if path_name != "hbm":
+                if not self._design.resident:
                     record.read(nbytes)
                 yield self._clock.transfer(
                     f"gpu{plan.gpu}.attach",
                     self._system.path(path_name, plan.gpu, plan.device),
                     nbytes,
                     plan.prompt_rows,
-                    f"attach {plan.key} {name} {layer}",
+                    f"attach {plan.label} {name} {layer}",
                     requests=self._layout.blocks_for(plan.prompt_rows),
                 )
-=======
-    ) -> Op:
-        """Whole components of the prompt over a path: one request per block and layer."""
-        components = [self._layout.component(name) for name in names]
-        layers = sum(len(c.layers) for c in components)
-        nbytes = sum(plan.prompt_rows * c.row_bytes * len(c.layers) for c in components)
-        if not self._design.resident:
-            record.read(nbytes)
-        return self._clock.transfer(
-            f"gpu{plan.gpu}.attach",
-            self._system.path(path_name, plan.gpu, plan.device),
-            nbytes,
-            plan.prompt_rows * layers,
-            f"attach {plan.label} {'+'.join(names)}",
-            requests=self._layout.blocks_for(plan.prompt_rows) * layers,
-        )
->>>>>>> main
 
     def _admit(
         self,

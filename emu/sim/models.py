@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from emu.errors import UserError
 from emu.layout import Component, KVLayout
+from emu.sac.row_format import index_row_bytes, kv_row_bytes
 from emu.timing.profile import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from emu.sac.codec import KVDtype
+    from emu.sac.row_format import KVDtype
 
-ROW_BYTES = {"bf16": 1152, "fp8": 656}
-"""A DSA row: 512 latent and 64 rope values (emu.sac.codec); FP8 with 4 scales and a BF16 rope."""
-INDEX_ROW_BYTES = 132
-"""128 FP8 values and one scale (SGLang, index_key_cache.py)."""
 V4_ROW_BYTES = 584
 """448 FP8 + 64 BF16 values + 8 scales (SGLang, deepseek_v4_memory_pool.py); the one format there is."""
 FULL_LAYERS_GLM_5_3 = (0, 1, 2, *range(6, 78, 4))
@@ -40,9 +37,9 @@ class ModelShape:
         max_context: tokens.
         source: where the dimensions come from.
         tokens_per_row: tokens that a row stands for (DeepSeek-V4 compresses 4 into one).
-        kv_row_bytes: of a fixed format; 0 where the KV dtype decides.
+        fixed_row_bytes: of the one format there is; 0 where the KV dtype decides.
         resident_bytes_per_token: KV that stays in GPU memory and is never offloaded.
-        planned_index_bytes: index bytes per token in the capacity planner; 0 takes index_layers * 132.
+        planned_index_bytes: index bytes per token in the capacity planner; 0 takes those of index_layers.
     """
 
     name: str
@@ -53,7 +50,7 @@ class ModelShape:
     max_context: int
     source: str
     tokens_per_row: int = 1
-    kv_row_bytes: int = 0
+    fixed_row_bytes: int = 0
     resident_bytes_per_token: float = 0.0
     planned_index_bytes: int = 0
 
@@ -63,18 +60,16 @@ class ModelShape:
         Raises:
             UserError: a dtype that a row cannot have.
         """
-        if self.kv_row_bytes:
-            return self.kv_row_bytes
-        if kv_dtype not in ROW_BYTES:
-            raise unknown("KV dtype", kv_dtype, ROW_BYTES)
-        return ROW_BYTES[kv_dtype]
+        if self.fixed_row_bytes:
+            return self.fixed_row_bytes
+        return kv_row_bytes(kv_dtype)
 
     def layout(self, kv_dtype: KVDtype) -> KVLayout:
         """Rows in a pool, as emu.sac.config gives them for the small models."""
         return KVLayout(
             (
                 Component("kv", self.row_bytes(kv_dtype), self.kv_layers),
-                Component("index", INDEX_ROW_BYTES, self.index_layers),
+                Component("index", index_row_bytes(kv_dtype), self.index_layers),
             )
         )
 
@@ -127,7 +122,7 @@ MODELS: Mapping[str, ModelShape] = {
             1_048_576,
             "V4-Flash: NeMo AutoModel DeepseekV4Config; layers 0, 1 sliding window, then compression 4 and 128 in turn",
             tokens_per_row=4,
-            kv_row_bytes=V4_ROW_BYTES,
+            fixed_row_bytes=V4_ROW_BYTES,
             resident_bytes_per_token=20 * V4_ROW_BYTES / 128,
         ),
     )

@@ -119,7 +119,7 @@ def simulate(
     Raises:
         UserError: a request that no GPU, or the host, can hold; sizes that cannot be.
     """
-    plans = place(requests, spec.run)
+    plans = place(requests, spec.run, "sim")
     system = System.load(
         spec.run.profile, gpus=spec.run.gpus, devices=spec.run.devices, servers=spec.servers
     )

@@ -240,6 +240,11 @@ def _file(name: str, kind: str, names: list[str]) -> Path:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    if file.exists() and not file.is_file():
+        raise UserError(
+            f"profile {file} is not a regular file",
+            remedy="give a profile's name or a readable .toml file",
+        )
     try:
         with file.open("rb") as stream:
             return tomllib.load(stream)
