@@ -21,7 +21,7 @@ class Row:
         tolerance: relative error up to which the value counts as met.
         origin: "fitted", "predicted" or "no published value".
         low, high: the prediction's interval, None where no parameter's range matters.
-        limits: published as a range: the model's value is met anywhere in it.
+        limits: published as a range: the model's value is met anywhere in it, or as near to it as the tolerance says.
         reason: why it is missed, where it is.
     """
 
@@ -45,7 +45,8 @@ class Row:
     def met(self) -> bool | None:
         """Within the tolerance, or the limits; None without a published value."""
         if self.limits is not None:
-            return self.limits[0] <= self.model <= self.limits[1]
+            low, high = self.limits
+            return low * (1 - self.tolerance) <= self.model <= high * (1 + self.tolerance)
         error = self.error
         return None if error is None else abs(error) <= self.tolerance
 

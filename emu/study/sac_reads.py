@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from emu.locality.model import StreamSpec, index_stream, sample_layers
 from emu.sim.models import model_shape
 from emu.study.result import FITTED, PREDICTED, Curve, Panel, Row, Study
 from emu.study.sac import CONTEXTS, SacModel
-from emu.study.sac_rows import K
+from emu.study.sac_rows import K, with_reason
 from emu.study.sparse_read import ENTRIES, ENTRY_BYTES, read_us, relative_to_dram
 from emu.timing.system import System
 
@@ -53,6 +52,13 @@ def fig4(model: SacModel, _sensitivity: Sensitivity) -> Study:
     )
 
 
+_LARGEST = (
+    "A work request costs 336 ns, whatever its bytes (from Beluga's copies); local DRAM brings a row of 1152 B in 31 ns: "
+    "the ratio cannot pass 10.8. SAC's 19.7 asks for smaller entries (the last row) or dearer work requests; which is "
+    "not published."
+)
+
+
 def fig5(model: SacModel, sensitivity: Sensitivity) -> Study:
     """Sparse-read latency."""
     system = System.load(model.profile)
@@ -66,9 +72,11 @@ def fig5(model: SacModel, sensitivity: Sensitivity) -> Study:
         for end, value in (("least", min(relative[medium])), ("most", max(relative[medium]))):
             low, high = sensitivity.interval(f"{medium}_{end}", value)
             text = f"{name} over DRAM, {end}"
-            rows.append(
-                Row(text, value, "x", None, 0.15, PREDICTED, low, high, band, _reason5(name))
-            )
+            rows.append(Row(text, value, "x", None, 0.15, PREDICTED, low, high, band))
+        text = f"largest ratio of {name} over DRAM"
+        interval = sensitivity.interval(f"{medium}_most", max(relative[medium]))
+        largest = Row(text, max(relative[medium]), "x", band[1], 0.15, PREDICTED, *interval)
+        rows.append(with_reason(largest, _LARGEST))
     fp8 = relative_to_dram(model.profile, 656)["rdma"]
     rows.append(Row("RDMA over DRAM, most, with entries of 656 B (FP8 rows)", max(fp8), "x"))
     x = tuple(float(n) for n in ENTRIES)
@@ -76,13 +84,13 @@ def fig5(model: SacModel, sensitivity: Sensitivity) -> Study:
         "sac-fig5",
         "A GPU reads scattered KV entries: latency against their number, on three media",
         "Each entry is a separate small read. Over CXL they go as loads and come at nearly DRAM's speed; over RDMA "
-        "each is a work request. The paper gives the range of each ratio over its counts, not the values; met means "
-        "that the model stays within that range. The model's range is narrower: SAC's counts and entry size are not "
-        f"known to us, {ENTRIES[0]} to {ENTRIES[-1]} entries of {ENTRY_BYTES} B (SAC's BF16 rows, as in all its "
+        "each is a work request. The paper gives the range of each ratio over its counts, not the values: least and most "
+        "are met within 15 % of that range, and the largest ratio is compared by itself. SAC's counts and entry size are "
+        f"not known to us, {ENTRIES[0]} to {ENTRIES[-1]} entries of {ENTRY_BYTES} B (SAC's BF16 rows, as in all its "
         "figures) are assumed. The cost of a work request does not depend on its bytes, so smaller entries make "
         "RDMA's ratio larger (last row). Nothing was fitted to this figure.",
         "sac",
-        tuple(row if row.met is False else replace(row, reason="") for row in rows),
+        tuple(rows),
         (
             *(
                 Curve(name, x, tuple(times[m]))
@@ -96,7 +104,3 @@ def fig5(model: SacModel, sensitivity: Sensitivity) -> Study:
             Panel("over DRAM", "entries", "ratio", logx=True, logy=True),
         ),
     )
-
-
-def _reason5(name: str) -> str:
-    return f"The costs of {name} come from other microbenchmarks, of other sizes, than SAC's own."

@@ -21,4 +21,4 @@ def in_words(
 ) -> Row:
     """A ratio of which the paper says in words only where it lies."""
     low, high = interval
-    return Row(quantity, value, "x", origin=PREDICTED, limits=limits, low=low, high=high)
+    return Row(quantity, value, "x", None, 0.0, PREDICTED, low, high, limits)

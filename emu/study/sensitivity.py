@@ -45,8 +45,16 @@ class Sensitivity:
         return value * low, value * high
 
 
-def quantities(model: SacModel) -> dict[str, float]:
-    """What is predicted; the ratios of Fig 10 summed over two contexts, the others at 128K."""
+def quantities(model: SacModel, serving: bool) -> dict[str, float]:
+    """What is predicted of reads, and, if asked for, of serving."""
+    found = _serving(model) if serving else {}
+    for medium, values in relative_to_dram(model.profile).items():
+        found |= {f"{medium}_least": min(values), f"{medium}_most": max(values)}
+    return found
+
+
+def _serving(model: SacModel) -> dict[str, float]:
+    """The ratios of Fig 10 summed over two contexts, the others at 128K."""
     found = {key: sum(values) for key, values in ratios(model, CONTEXTS).items()}
     long = CONTEXTS[-1]
     cxl_few, cxl_many, hbm_few, hbm_many, small, large = (
@@ -62,20 +70,22 @@ def quantities(model: SacModel) -> dict[str, float]:
             )
         )
     )
-    found |= {
+    return found | {
         "hbm_few": hbm_few / cxl_few,
         "hbm_many": hbm_many / cxl_many,
         "buffer": large / small,
     }
-    for medium, values in relative_to_dram(model.profile).items():
-        found |= {f"{medium}_least": min(values), f"{medium}_most": max(values)}
-    return found
 
 
-def sensitivity(seed: int = 0) -> Sensitivity:
-    """Each parameter at the ends of its range, on a model of few layers."""
+def sensitivity(seed: int = 0, serving: bool = True) -> Sensitivity:
+    """Each parameter at the ends of its range, on a model of few layers.
+
+    Args:
+        seed: of selections and of the order of requests.
+        serving: False leaves out what needs the simulator.
+    """
     with SacModel(layers=CHEAP_LAYERS, seed=seed) as base:
-        before = quantities(base)
+        before = quantities(base, serving)
     table = []
     down, up = dict.fromkeys(before, 0.0), dict.fromkeys(before, 0.0)
     for parameter in PARAMETERS:
@@ -84,7 +94,7 @@ def sensitivity(seed: int = 0) -> Sensitivity:
             if value == parameter.value:
                 continue
             with SacModel({parameter.target: value}, CHEAP_LAYERS, seed) as model:
-                after = quantities(model)
+                after = quantities(model, serving)
             change = {k: after[k] / before[k] - 1 for k in before}
             table.append((parameter.name, value, change))
             for k in before:
