@@ -78,12 +78,12 @@ PARAMETERS = (
     ),
     Parameter(
         "CXL device",
-        184,
+        46.2,
         22.5,
-        256,
+        184,
         "GB/s",
         "assumption",
-        "share of the pool's 512 GB/s; the range: one device of Beluga's, and the nominal rate",
+        "one x16 port; the range: one device of Beluga's, and a share of the pool's 512 GB/s",
         "link.cxl_device.read_gb_per_s",
     ),
     Parameter(
