@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emu.provision.guest_facts import gather_guest_facts
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from emu.errors import HostError
+    from emu.provision.guest_facts import GuestFacts
     from emu.provision.spec import TestbedSpec
 
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs"}
@@ -51,6 +55,7 @@ class Facts:
         page_bytes: the page size.
         testbeds: names that are taken.
         paths: facts about the spec's device paths.
+        guests: what guests can run on, or why they cannot; None where nobody asks for guests.
     """
 
     python: str
@@ -66,6 +71,7 @@ class Facts:
     page_bytes: int
     testbeds: frozenset[str]
     paths: Mapping[str, PathFacts]
+    guests: GuestFacts | HostError | None = None
 
 
 def default_root() -> Path:
@@ -100,6 +106,7 @@ def gather_facts(spec: TestbedSpec, directory: Path | None, testbeds: Iterable[s
         paths={
             device.path: path_facts(Path(device.path)) for device in spec.devices if device.path
         },
+        guests=None if spec.driver == "local" else gather_guest_facts(),
     )
 
 

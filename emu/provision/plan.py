@@ -6,6 +6,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from emu.errors import HostError, TestbedError, UserError
+from emu.provision.guest_facts import GuestFacts
+from emu.provision.guest_plan import (
+    Guest,
+    guest_memory_bytes,
+    guest_steps,
+    plan_guests,
+    refuse_what_qemu_lacks,
+)
+from emu.provision.guests import Backing, agent_socket
 from emu.provision.spec import MIN_DEVICE_BYTES, TestbedSpec
 from emu.provision.steps import (
     AllocateDevice,
@@ -21,6 +30,7 @@ from emu.units import format_size
 
 if TYPE_CHECKING:
     from emu.provision.facts import Facts
+    from emu.provision.state import Record
 
 SOCKET_PATH_BYTES = 107
 """The longest path of a unix socket (sun_path of unix(7), less its final zero)."""
@@ -59,6 +69,7 @@ class Plan:
         profile: the system profile.
         devices: the pool.
         node_socket: the memory node's socket, None without one.
+        guests: of the qemu driver, one for each host.
         memory_bytes: memory that the testbed takes.
         steps: what to do, in order; down undoes them in reverse.
     """
@@ -72,6 +83,7 @@ class Plan:
     profile: str
     devices: tuple[Device, ...]
     node_socket: str | None
+    guests: tuple[Guest, ...]
     memory_bytes: int
     steps: tuple[Step, ...] = ()
 
@@ -80,19 +92,30 @@ class Plan:
         return {**asdict(self), "steps": [step_to_json(step) for step in self.steps]}
 
 
-def choose_driver(requested: str) -> tuple[str, str]:
+def choose_driver(spec: TestbedSpec, facts: Facts) -> tuple[str, str]:
     """The driver and the reason for it.
 
     Raises:
         HostError: the driver asked for is not there.
+        UserError: it cannot make what the spec says.
     """
-    if requested == "qemu":
-        raise HostError(
-            "this version has only the local driver", capability="qemu", remedy="use --driver local"
-        )
-    if requested == "local":
+    if spec.driver == "local":
         return "local", "you asked for it"
-    return "local", "this version has only the local driver"
+    if isinstance(facts.guests, GuestFacts):
+        words = f"QEMU {facts.guests.version} with {facts.guests.accelerator} and kernel {facts.guests.image.version}"
+        if spec.driver == "qemu":
+            return "qemu", f"you asked for it; {words}"
+        try:
+            refuse_what_qemu_lacks(spec)
+        except UserError as error:
+            return "local", error.message
+        if spec.rdma == "node":
+            return "local", "guests cannot reach a memory node on this machine"
+        return "qemu", f"{words} is there"
+    assert facts.guests is not None
+    if spec.driver == "qemu":
+        raise facts.guests
+    return "local", str(facts.guests)
 
 
 def make_plan(spec: TestbedSpec, facts: Facts) -> Plan:
@@ -103,24 +126,26 @@ def make_plan(spec: TestbedSpec, facts: Facts) -> Plan:
         HostError: the driver is not there, or memory or disk do not suffice; says the numbers.
         TestbedError: the name is taken, or something lies where the run directory would be.
     """
-    driver, reason = choose_driver(spec.driver)
+    driver, reason = choose_driver(spec, facts)
     _refuse_taken(spec, facts)
-    _refuse_what_local_lacks(spec)
     run_dir = f"{facts.root}/{spec.name}"
+    found: tuple[Guest, ...] = ()
+    topology = None
+    if driver == "local":
+        _refuse_what_local_lacks(spec)
+    else:
+        topology = refuse_what_qemu_lacks(spec)
+        found = plan_guests(spec, run_dir, topology)
     devices = tuple(
         _device(spec, number, f"{run_dir}/cxl{number}", facts)
         for number in range(len(spec.devices))
     )
     node_bytes = 0
-    if spec.rdma == "node":
+    if spec.rdma == "node" or (spec.rdma == "auto" and driver == "local"):
         node_bytes = spec.node_bytes or max(device.size_bytes for device in devices)
     socket = f"{run_dir}/memory-node.sock" if node_bytes else None
-    if socket and len(socket.encode()) > SOCKET_PATH_BYTES:
-        raise UserError(
-            f"{socket} is too long for a socket",
-            remedy="use a shorter --dir or --name, or --rdma off",
-        )
-    memory_bytes = _refuse_what_does_not_fit(devices, node_bytes, facts)
+    _refuse_long_sockets(socket, found)
+    memory_bytes = _refuse_what_does_not_fit(devices, node_bytes, facts, len(found))
     plan = Plan(
         name=spec.name,
         driver=driver,
@@ -131,9 +156,26 @@ def make_plan(spec: TestbedSpec, facts: Facts) -> Plan:
         profile=spec.profile,
         devices=devices,
         node_socket=socket,
+        guests=found,
         memory_bytes=memory_bytes,
     )
-    return replace(plan, steps=tuple(_steps(plan, node_bytes, facts)))
+    steps = _steps(plan, node_bytes, facts)
+    if topology is not None:
+        assert isinstance(facts.guests, GuestFacts)
+        backings = tuple(Backing(d.path, d.size_bytes, d.serial) for d in devices)
+        steps += guest_steps(run_dir, found, backings, topology, facts.guests, facts.python)
+    return replace(plan, steps=tuple(steps))
+
+
+def _refuse_long_sockets(node: str | None, found: tuple[Guest, ...]) -> None:
+    sockets = [node] if node else []
+    sockets += [agent_socket(guest.directory, guest.ports) for guest in found]
+    for socket in sockets:
+        if len(socket.encode()) > SOCKET_PATH_BYTES:
+            raise UserError(
+                f"{socket} is too long for a socket",
+                remedy="use a shorter --dir or --name, or --rdma off",
+            )
 
 
 def _refuse_taken(spec: TestbedSpec, facts: Facts) -> None:
@@ -204,13 +246,18 @@ def _existing_size(path: str, wanted: int | None, facts: Facts) -> int:
     return wanted or found.size_bytes
 
 
-def _refuse_what_does_not_fit(devices: tuple[Device, ...], node_bytes: int, facts: Facts) -> int:
+def _refuse_what_does_not_fit(
+    devices: tuple[Device, ...], node_bytes: int, facts: Facts, hosts: int
+) -> int:
     """The memory that the testbed takes, if it fits."""
     sizes = [device.size_bytes for device in devices if not device.existing]
     on_disk = sum(sizes)
     memory = (on_disk if facts.memory_backed else 0) + (
         node_bytes + NODE_PROCESS_BYTES if node_bytes else 0
     )
+    if hosts:
+        assert isinstance(facts.guests, GuestFacts)
+        memory += guest_memory_bytes(facts.guests, hosts)
     asked = f"{len(sizes)} device{'s' if len(sizes) != 1 else ''} of {format_size(on_disk)} in all"
     ways = "make --device-size smaller, ask for fewer devices"
     if on_disk > facts.fs_free_bytes:
@@ -223,6 +270,9 @@ def _refuse_what_does_not_fit(devices: tuple[Device, ...], node_bytes: int, fact
     if node_bytes:
         asked += f" and a memory node of {format_size(node_bytes)}"
         ways += ", or go without the node by --rdma off"
+    if hosts:
+        asked += f" and {hosts} guest{'s' if hosts != 1 else ''}"
+        ways += ", fewer hosts, or use --driver local"
     if facts.memory_backed:
         ways += ", or put the devices on a disk with --dir"
     limits = {"of memory are free": facts.free_memory_bytes}
@@ -244,7 +294,7 @@ def _steps(plan: Plan, node_bytes: int, facts: Facts) -> list[Step]:
     steps += [AllocateDevice(d.path, d.size_bytes) for d in plan.devices if not d.existing]
     steps.append(MakeScratch(scratch_path(plan.run_dir)))
     for host in plan.hosts:
-        env = host_env(plan.name, host, plan.devices, plan.node_socket)
+        env = host_env(plan, host)
         lines = "".join(f"{key}={value}\n" for key, value in env.items())
         steps += [
             MakeFile(f"{plan.run_dir}/{host}.env", lines),
@@ -259,16 +309,12 @@ def _steps(plan: Plan, node_bytes: int, facts: Facts) -> list[Step]:
     return steps
 
 
-def host_env(
-    plan_name: str, host: str, devices: tuple[Device, ...], node: str | None
-) -> dict[str, str]:
+def host_env(where: Plan | Record, host: str) -> dict[str, str]:
     """The environment that tells a host's programs where their pool is."""
-    env = {
-        "EMU_TESTBED": plan_name,
-        "EMU_HOST": host,
-        "EMU_CXL_DEVICES": ":".join(device.path for device in devices),
-    }
-    return env if node is None else {**env, "EMU_RDMA_NODE": node}
+    inside = {guest.host: guest.devices for guest in where.guests}
+    devices = inside.get(host, tuple(device.path for device in where.devices))
+    env = {"EMU_TESTBED": where.name, "EMU_HOST": host, "EMU_CXL_DEVICES": ":".join(devices)}
+    return env if where.node_socket is None else {**env, "EMU_RDMA_NODE": where.node_socket}
 
 
 def scratch_path(run_dir: str) -> str:

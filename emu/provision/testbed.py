@@ -23,6 +23,7 @@ from emu.provision.state import StateDirectory
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from emu.provision.guest_plan import Guest
     from emu.provision.state import Record
 
 DEFAULT_NAME = "default"
@@ -73,6 +74,10 @@ class Testbed:
         """Paths of the pool's devices."""
         return tuple(device.path for device in self.record.devices)
 
+    def guest(self, host: str) -> Guest | None:
+        """The guest that is this host, None where hosts are groups of processes."""
+        return next((guest for guest in self.record.guests if guest.host == host), None)
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """Names of the hosts: "host0", ..."""
@@ -114,7 +119,7 @@ class Testbed:
             raise UserError(
                 f"testbed {self.name!r} has no host {host!r}", remedy=f"for instance {close[0]}"
             )
-        return host_env(self.name, host, self.record.devices, self.node_socket)
+        return host_env(self.record, host)
 
     def log_path(self, host: str) -> str:
         """The log of a host."""
