@@ -81,26 +81,25 @@ def _check_memory(nbytes: int) -> None:
 
 
 def _make_file(path: Path, nbytes: int) -> None:
-    """Make the file, or agree with whoever made it; one that was left empty by a killed maker is completed."""
-    fd = open_device(path, os.O_CREAT)
+    """Make the file, or agree with whoever made it; one that a killed maker left empty is completed."""
+    try:
+        fd, ours = open_device(path, os.O_CREAT | os.O_EXCL), True
+    except FileExistsError:
+        fd, ours = open_device(path), False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         found = os.fstat(fd).st_size
         if found == 0:
-            _fill(path, fd, nbytes)
+            _check_memory(nbytes)
+            allocate(path, fd, nbytes)
         elif found != nbytes:
             raise UserError(
                 f"{path}: is there already with {found} bytes, {nbytes} asked for",
                 remedy="leave capacity_bytes out to use it as it is, or remove it",
             )
+    except HostError:
+        if ours:
+            path.unlink()
+        raise
     finally:
         os.close(fd)
-
-
-def _fill(path: Path, fd: int, nbytes: int) -> None:
-    try:
-        _check_memory(nbytes)
-        allocate(path, fd, nbytes)
-    except HostError:
-        path.unlink()
-        raise

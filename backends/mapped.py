@@ -86,6 +86,7 @@ def open_device(path: Path, flags: int = 0) -> int:
     Raises:
         UserError: there is none.
         HostError: no permission.
+        FileExistsError: with os.O_EXCL, for one that is there.
     """
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
@@ -94,6 +95,8 @@ def open_device(path: Path, flags: int = 0) -> int:
             f"{path}: no such device: {error.strerror}",
             remedy="`emu up` makes devices, `emu status` lists them",
         ) from error
+    except FileExistsError:
+        raise
     except OSError as error:
         raise HostError(
             f"{path}: cannot be opened for reading and writing: {error.strerror}",

@@ -75,8 +75,8 @@ def start_node(path: Path | str, size_bytes: int, *, numa_node: int | None = Non
         numa_node: bind the memory there.
 
     Raises:
-        UserError: it refused the path or the size.
-        HostError: it could not start, for instance for want of memory.
+        UserError: it refused the path or the size, also one that does not fit the free memory; with its words.
+        HostError: it could not be started, or ended before it listened.
     """
     path = Path(path).absolute()
     # A pipe, not PR_SET_PDEATHSIG: that signal comes when the starting thread ends, not the process.

@@ -6,6 +6,7 @@ module; a queue pair of libibverbs fits behind the same class.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from backends.node_connection import ConnectionOptions, NodeConnection
 from backends.node_process import NodeProcess, start_node
 from emu import _native
 from emu.errors import MediumError
+from emu.numa import NumaWarning
 from emu.pool.medium import Medium
 from emu.pool.store import PoolStore
 from emu.store import Capability
@@ -53,9 +55,10 @@ class RdmaMedium(Medium):
         self.name = address
         self.size_bytes = self._connection.size_bytes
         self.directory_path = f"{address}.directory"
-        self._numa_node = numa_node
+        self._numa_node = self._connection.facts["numa_node"] if numa_node is None else numa_node
         self._memory: list[_native.RegisteredMemory] = []
         try:
+            self._numa_reason = self._why_not_bound()
             staging, lkey = self._connection.register(STAGING_BYTES)
             self._memory.append(staging)
             self._requester = _native.Requester(
@@ -130,18 +133,29 @@ class RdmaMedium(Medium):
         """Work requests, READs in flight, and the node's NUMA facts."""
         stats.work_requests = self._requester.work_requests
         stats.max_outstanding_reads = self._connection.queue_pair.max_outstanding_reads
-        facts = self._connection.facts
-        stats.numa_node = facts["numa_node"] if self._numa_node is None else self._numa_node
-        stats.numa_bound, stats.numa_reason = facts["numa_bound"], facts["numa_reason"]
-        if self._numa_node is not None and self._numa_node != facts["numa_node"]:
-            stats.numa_bound = False
-            stats.numa_reason = (
-                f"the memory node binds its own memory; start it with --numa-node {self._numa_node}"
-            )
+        stats.numa_node = self._numa_node
+        stats.numa_reason = self._numa_reason
+        stats.numa_bound = self._numa_node is not None and not self._numa_reason
 
     def reset_stats(self) -> None:
         """Set the counters to zero."""
         self._requester.reset_counters()
+
+    def _why_not_bound(self) -> str:
+        """Empty when the memory lies where it was asked for, or nobody asked."""
+        facts, node = self._connection.facts, self._numa_node
+        if node is None:
+            return ""
+        reason: str = facts["numa_reason"]
+        if node != facts["numa_node"]:
+            reason = f"the memory node binds its own memory; start it with --numa-node {node}"
+        if reason:
+            warnings.warn(
+                f"{self.name}: memory is not bound to NUMA node {node}: {reason}",
+                NumaWarning,
+                stacklevel=4,
+            )
+        return reason
 
     @contextmanager
     def _faults(self) -> Iterator[None]:

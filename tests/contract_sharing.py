@@ -10,6 +10,7 @@ import pytest
 from contract_base import (
     BLOCK,
     LAYOUT,
+    NUM_BLOCKS,
     ContractBase,
     chain_hashes,
     check_raw,
@@ -142,19 +143,26 @@ class SharingContract(ContractBase):
         assert store.reserve("d", 192, block_hashes=hashes).shared_tokens == 0
 
     def test_only_a_leading_run_of_published_full_blocks_is_shared(self, store):
-        hashes = chain_hashes("p", 3)
+        hashes, other = chain_hashes("p", 3), chain_hashes("q", 1)
         slot = store.reserve("a", 192, block_hashes=hashes).slot
-        assert store.reserve("b", 192, block_hashes=hashes).shared_tokens == 0
+        twin = store.reserve("b", 192, block_hashes=hashes)
+        assert twin.shared_tokens == 0
         write(store, slot, value("p", 192), 0, 100)
         store.publish("a")  # its second and third block are not full
-        other = chain_hashes("q", 1)
-        for key, wanted, tokens in (
-            ("c", hashes, 64),
-            ("d", [*other, *hashes[1:]], 0),
-            ("e", [hashes[0], *other], 64),
-        ):
+        for key, wanted, tokens in (("c", hashes, 64), ("d", [hashes[0], *other], 64)):
             assert store.reserve(key, 192, block_hashes=wanted).shared_tokens == tokens
             store.delete([key])
+        write(store, slot, value("p", 192), 100, 192)
+        store.publish("a")
+        for key, wanted, tokens in (("e", hashes, 192), ("f", [*other, *hashes[1:]], 0)):
+            assert store.reserve(key, 192, block_hashes=wanted).shared_tokens == tokens
+            store.delete([key])
+        write(
+            store, twin.slot, value("p", 192), 0, 192
+        )  # written meanwhile, so it has its own blocks
+        assert not set(store.publish("b").blocks) & set(store.publish("a").blocks)
+        store.delete(["a"])
+        assert same(read(store, twin.slot, 192), value("p", 192))
 
     def test_shared_and_published_tokens_cannot_be_written(self, store, raw):
         publish_value(store, "a", "p", 64, block_hashes=chain_hashes("p", 1))
@@ -290,4 +298,5 @@ class SharingContract(ContractBase):
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert store.gather(slots_of(int(slots[0])), 0, tokens_of([0]), out) == 1
         assert np.array_equal(out[0, 0], value("a", 4)["kv"][0, 0])
-        assert store.stats().used_bytes == LAYOUT.block_bytes
+        with pytest.raises(StoreFull):  # the parent's lease is still there
+            store.reserve("b", NUM_BLOCKS * BLOCK)

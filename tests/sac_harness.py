@@ -11,6 +11,7 @@ import torch
 
 import emu
 from emu.sac.attach import Delivery
+from emu.sac.context import DecodeContext
 from emu.sac.designs import DESIGNS
 from emu.sac.instance import Decoded, DecodeInstance
 from emu.sac.model import DsaModel
@@ -78,10 +79,18 @@ class Engine:
         if DESIGNS[design].prefetch_path:
             options = emu.StoreOptions(capacity_bytes=64 << 20)
             local = emu.open_store("dram://", self.model.layout, options)
-        instance = DecodeInstance(
-            self.model, self.spec, DESIGNS[design], self.pools, local, self.clock, system
+        context = DecodeContext(
+            self.model,
+            self.spec,
+            DESIGNS[design],
+            self.pools,
+            local,
+            self.clock,
+            system,
+            lambda: None,
         )
-        decoded = instance.run(self.deliveries, lambda: None)
+        instance = DecodeInstance(context)
+        decoded = instance.run(self.deliveries)
         instance.release()
         if local is not None:
             local.close()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from backends.node_process import start_node
 from backends.rdma import RdmaMedium
 from emu import _native
 from emu.errors import HostError, MediumError, UserError
+from emu.numa import NumaWarning
 from emu.pool.medium import Region
 from emu.store import Stats
 
@@ -403,28 +405,36 @@ def test_a_stopped_node_ends_a_call_after_the_timeout(node: RawNode) -> None:
     assert not node.raw[:4].any()
 
 
-def test_numa_facts_are_the_nodes_own(node: RawNode) -> None:
-    for wanted, reason in ((None, ""), (0, "start it with --numa-node 0")):
-        medium = RdmaMedium(node.address, numa_node=wanted)
-        stats = Stats()
-        medium.add_stats(stats)
-        assert (stats.numa_node, stats.numa_bound) == (wanted, False)
-        assert reason in stats.numa_reason
-        medium.close()
+def numa_stats(medium: RdmaMedium) -> Stats:
+    stats = Stats()
+    medium.add_stats(stats)
+    medium.close()
+    return stats
 
 
-def test_a_node_binds_its_memory_or_says_why_not(tmp_path: Path) -> None:
-    with start_node(tmp_path / "n.sock", MIB, numa_node=0) as node:
-        medium = RdmaMedium(str(node.socket_path), numa_node=0)
-        stats = Stats()
-        medium.add_stats(stats)
-        assert stats.numa_node == 0
-        assert stats.numa_bound == (stats.numa_reason == "")
-        if stats.numa_bound:
-            maps = Path(f"/proc/{node.pid}/numa_maps").read_text()
-            line = next(line for line in maps.splitlines() if "emu-memory-node" in line)
+def test_a_numa_node_that_the_memory_node_does_not_bind_is_said(node: RawNode) -> None:
+    stats = numa_stats(RdmaMedium(node.address))
+    assert (stats.numa_node, stats.numa_bound, stats.numa_reason) == (None, False, "")
+    with pytest.warns(NumaWarning, match="start it with --numa-node 0"):
+        medium = RdmaMedium(node.address, numa_node=0)
+    stats = numa_stats(medium)
+    assert (stats.numa_node, stats.numa_bound) == (0, False)
+    assert "start it with --numa-node 0" in stats.numa_reason
+
+
+@pytest.mark.parametrize("wanted", [0, 1000])
+def test_a_node_binds_its_memory_or_says_why_not(tmp_path: Path, wanted: int) -> None:
+    with start_node(tmp_path / "n.sock", MIB, numa_node=wanted) as node:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            stats = numa_stats(RdmaMedium(str(node.socket_path)))
+        assert stats.numa_node == wanted
+        assert stats.numa_bound == (not caught) == (stats.numa_reason == "")
+        maps = Path(f"/proc/{node.pid}/numa_maps")
+        if stats.numa_bound and maps.exists():
+            line = next(ln for ln in maps.read_text().splitlines() if "emu-memory-node" in ln)
             assert "bind:0" in line
-        medium.close()
+        assert wanted == 0 or not stats.numa_bound
 
 
 def test_native_types_refuse_what_cannot_be() -> None:

@@ -98,13 +98,10 @@ def test_index_decode_undoes_encode(kv_dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp32"])
-def test_no_rows_are_no_error(dtype: str) -> None:
+def test_no_rows_decode_to_no_values(dtype: str) -> None:
     codec, keys = KVCodec(dtype), IndexCodec(dtype)
-    rows = codec.encode(torch.empty(0, 512), torch.empty(0, 64))
-    assert rows.shape == (0, codec.row_bytes)
-    assert codec.decode(rows).shape == (0, 576)
-    out = torch.empty(0, 128)
-    keys.decode(keys.encode(out), out)
+    assert codec.decode(np.zeros((0, codec.row_bytes), np.uint8)).shape == (0, 576)
+    keys.decode(np.zeros((0, keys.row_bytes), np.uint8), torch.empty(0, 128))
 
 
 def test_a_row_of_zeros_stays_zero() -> None:

@@ -187,6 +187,19 @@ def test_a_directory_of_another_version_is_refused(device, place):
         place.open()
 
 
+def test_a_directory_that_stays_locked_is_an_error(device, place, monkeypatch):
+    monkeypatch.setattr("emu.pool.database.BUSY_TIMEOUT_S", 0.1)
+    with place.open() as store:
+        other = sqlite3.connect(f"{device}.directory", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(MediumError, match="keeps the directory locked") as locked:
+            store.exists(["a"])
+        assert locked.value.status.startswith("SQLITE_BUSY")
+        other.execute("ROLLBACK")
+        other.close()
+        assert not store.exists(["a"])[0]
+
+
 def test_a_truncated_device_is_an_error_not_a_signal(device, place):
     with place.open() as store:
         store.put(["a"], [value("a", 200)])

@@ -7,12 +7,17 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from emu.pool.process import Process
 
 
+def stat_fields(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def describe(pid):
-    fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()  # noqa: PTH123, SIM115
+    fields = stat_fields(pid)
     return replace(Process.current(), pid=pid, start_time=int(fields[19]))
 
 
@@ -30,7 +35,7 @@ def test_a_killed_child_is_dead_before_and_after_it_is_reaped():
         assert process.alive()  # stopped is not dead
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert open(f"/proc/{child.pid}/stat").read().rpartition(")")[2].split()[0] == "Z"  # noqa: PTH123, SIM115
+        assert stat_fields(child.pid)[0] == "Z"
         assert not process.alive()
         child.wait()
         assert not process.alive()

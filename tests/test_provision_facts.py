@@ -70,3 +70,17 @@ def test_paths(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="/dev/shm is not a mount")
 def test_shm_is_memory() -> None:
     assert mount_of(facts.SHM) == ("/dev/shm", "tmpfs")
+
+
+def test_the_longest_mount_point_counts_and_escapes_are_read(tmp_path: Path) -> None:
+    real = tmp_path / "ein Ort \u00e4"
+    real.mkdir()
+    escaped = str(real).replace(" ", "\\040")
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text(
+        "1 0 0:1 / / rw - ext4 /dev/vda rw\n"
+        f"2 1 0:2 / {escaped} rw,relatime shared:1 - tmpfs tmpfs rw\n"
+        f"3 1 0:3 / {escaped}er rw - xfs /dev/vdb rw\n"
+    )
+    assert mount_of(real, mountinfo) == (str(real), "tmpfs")
+    assert mount_of(tmp_path, mountinfo) == ("/", "ext4")

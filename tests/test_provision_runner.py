@@ -76,7 +76,7 @@ def test_up_makes_what_the_plan_says_and_down_leaves_nothing(home: Home) -> None
         assert found.st_size == device.size_bytes
         assert found.st_blocks * 512 >= device.size_bytes, "sparse"
     assert sorted(entry.name for entry in run_dir.iterdir()) == sorted(
-        [MARKER, "cxl0", "cxl1", "memory-node.log", "memory-node.sock"]
+        [MARKER, "cxl0", "cxl1", "memory-node.log", "memory-node.sock", "runs"]
         + [f"host{n}.{kind}" for n in (0, 1) for kind in ("env", "log")]
     )
     found_condition = inspect(StateDirectory(), "lab")
@@ -91,14 +91,13 @@ def test_up_makes_what_the_plan_says_and_down_leaves_nothing(home: Home) -> None
 def test_the_default_root_is_removed_with_its_last_testbed(home: Home) -> None:
     name = f"test-{os.getpid()}"
     spec = make_spec(Flags(cxl_devices=1, device_size="1M", name=name, rdma="off"))
-    before = default_root().exists()
     runner = Runner(StateDirectory())
     record = runner.up(make_plan(spec, gather_facts(spec, None, ())))
     assert record.run_dir == f"{default_root()}/{name}"
     assert default_root().stat().st_mode & 0o077 == 0
     runner.down(name)
     assert not Path(record.run_dir).exists()
-    assert before or not default_root().exists()
+    assert not default_root().exists() or any(default_root().iterdir())
 
 
 def _die_at(point: int, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -458,3 +457,25 @@ def test_a_mapping_that_emu_did_not_make_is_named(home: Home) -> None:
     finally:
         child.kill()
         child.communicate()
+
+
+def test_what_killed_runs_left_is_listed_and_goes_with_the_testbed(home: Home) -> None:
+    runner = Runner(StateDirectory())
+    run_dir = Path(runner.up(plan_for(home, rdma="off")).run_dir)
+    left = run_dir / "runs" / "1-1"
+    left.mkdir()
+    (left / "shard").write_bytes(b"x")
+    assert str(left) in inspect(StateDirectory(), "lab").remains
+    assert runner.down("lab").left == []
+    nothing_left(home)
+
+
+def test_a_scratch_directory_that_somebody_replaced_stays(home: Home) -> None:
+    runner = Runner(StateDirectory())
+    run_dir = Path(runner.up(plan_for(home, rdma="off")).run_dir)
+    (run_dir / "runs").rename(run_dir / "moved")
+    (run_dir / "runs").mkdir()
+    (run_dir / "runs" / "notes").write_text("not ours")
+    undone = runner.down("lab")
+    assert f"{run_dir}/runs: emu did not make it" in undone.left
+    assert (run_dir / "runs" / "notes").read_text() == "not ours"

@@ -193,3 +193,19 @@ def test_the_public_names_are_loaded_on_first_use() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = emu.nonsense
+
+
+def test_a_workspace_is_ones_own_and_those_of_the_dead_go(lab: Testbed) -> None:
+    runs = Path(lab.run_dir, "runs")
+    own = process.identify(os.getpid())
+    parent = process.identify(os.getppid())
+    assert own is not None
+    assert parent is not None
+    living = runs / f"{parent.pid}-{parent.start_time}"
+    for left in (living, runs / f"{own.pid}-1", runs / "notes"):
+        left.mkdir()
+    with lab.workspace() as path:
+        assert path == runs / f"{own.pid}-{own.start_time}"
+        assert sorted(runs.iterdir()) == sorted([path, living, runs / "notes"])
+        (path / "file").touch()
+    assert sorted(runs.iterdir()) == sorted([living, runs / "notes"])

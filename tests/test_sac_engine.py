@@ -10,9 +10,9 @@ import pytest
 from sac_harness import Engine, requests
 
 from emu.errors import StoreError
-from emu.sac.decode import DecodeGpu, remote_runs
 from emu.sac.hot_buffer import HotBuffer
 from emu.sac.plan import RunSpec
+from emu.sac.step import DecodeStep, remote_runs
 from emu.timing.oplog import replay
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ def engine(tmp_path: Path) -> Iterator[Callable[[RunSpec, list[Request]], Engine
     made: list[Engine] = []
 
     def make(spec: RunSpec = SPEC, trace: list[Request] = TRACE) -> Engine:
-        made.append(Engine.make(tmp_path, spec, trace))
+        directory = tmp_path / str(len(made))
+        directory.mkdir()
+        made.append(Engine.make(directory, spec, trace))
         made[-1].prefill()
         return made[-1]
 
@@ -76,7 +78,7 @@ def test_space_returns_when_the_last_reader_is_done(engine) -> None:
 
 def test_a_missed_write_back_is_caught(engine, monkeypatch: pytest.MonkeyPatch) -> None:
     run = engine()
-    monkeypatch.setattr(DecodeGpu, "_write_back", lambda *_: None)
+    monkeypatch.setattr(DecodeStep, "_write_back", lambda *_: None)
     try:
         differences = run.differences(run.decode())
     except (StoreError, ValueError):
@@ -86,14 +88,14 @@ def test_a_missed_write_back_is_caught(engine, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_write_back_of_the_wrong_row_is_caught(engine, monkeypatch: pytest.MonkeyPatch) -> None:
     run = engine()
-    honest = DecodeGpu._write_back
+    honest = DecodeStep._write_back
 
     def wrong(self, batch, layer, place, projections) -> None:
         for projection in projections:
             projection.kv_rows[0, 7] ^= 1
         honest(self, batch, layer, place, projections)
 
-    monkeypatch.setattr(DecodeGpu, "_write_back", wrong)
+    monkeypatch.setattr(DecodeStep, "_write_back", wrong)
     assert run.differences(run.decode())
 
 
@@ -109,7 +111,7 @@ def test_a_hot_buffer_that_forgets_to_fetch_is_caught(
     engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = engine()
-    monkeypatch.setattr(DecodeGpu, "_gather", lambda *_: None)
+    monkeypatch.setattr(DecodeStep, "_gather", lambda *_: None)
     assert run.differences(run.decode())
 
 
@@ -124,17 +126,14 @@ def test_the_operation_log_replays_to_the_same_times(engine) -> None:
     assert end_ns.tolist() == [row.end_ns for row in rows]
 
 
-def test_round_1_charges_prefill_and_round_2_does_not(engine, tmp_path: Path) -> None:
-    second = engine()
-    in_pool = second.decode()
-    second.spec = replace(second.spec, round=1)
-    computed = second.decode()
+def test_round_1_charges_prefill_and_round_2_does_not(engine) -> None:
+    in_pool, computed = (engine(replace(SPEC, round=number)).decode() for number in (2, 1))
     assert all(record.prefill_compute_ns == 0 for record in in_pool.records)
     assert all(record.prefill_compute_ns > 0 for record in computed.records)
-    by_number = [
+    ttft_ns = [
         {r.number: r.token_ns[0] - r.arrival_ns for r in d.records} for d in (in_pool, computed)
     ]
-    assert all(by_number[1][n] > by_number[0][n] for n in by_number[0])
+    assert all(ttft_ns[1][number] > ttft_ns[0][number] for number in ttft_ns[0])
 
 
 def test_ttft_is_the_sum_of_its_parts(engine) -> None:
@@ -163,12 +162,12 @@ def test_an_open_loop_keeps_the_trace_s_times(engine) -> None:
 
 
 def test_gpu_memory_limits_the_batch(engine) -> None:
-    one = engine(replace(SPEC, gpus=1, concurrency=5))
-    wide = one.decode()
-    one.spec = replace(one.spec, hbm_bytes=wide.local_bytes // 3)
-    narrow = one.decode()
-    assert narrow.local_bytes <= one.spec.hbm_bytes < wide.local_bytes
-    assert one.differences(narrow) == []
+    spec = replace(SPEC, gpus=1, concurrency=5)
+    wide = engine(spec).decode()
+    limited = engine(replace(spec, hbm_bytes=wide.local_bytes // 2))
+    narrow = limited.decode()
+    assert narrow.local_bytes <= limited.spec.hbm_bytes < wide.local_bytes
+    assert limited.differences(narrow) == []
 
 
 def test_remote_runs_are_read_in_order() -> None:

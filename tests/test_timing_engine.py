@@ -27,7 +27,6 @@ def engine_with(*links, paths=()):
             path.write,
             path.setup_ps / 1000,
             path.parallelism,
-            0.0,
         )
     return engine
 

@@ -91,11 +91,10 @@ class LinkClock {
     return network_.add_link(Link(latency_ns, read_bytes_per_ns, write_bytes_per_ns, per_request_ns));
   }
 
-  int32_t add_path(Column<int32_t> links, Column<bool> one_message, bool write, double setup_ns, int64_t parallelism,
-                   double latency_ns) {
+  int32_t add_path(Column<int32_t> links, Column<bool> one_message, bool write, double setup_ns, int64_t parallelism) {
     return network_.add_path(
         link_model::hops(links.data(), links.size(), one_message.data(), one_message.size()), write, setup_ns,
-        parallelism, latency_ns);
+        parallelism);
   }
 
   int64_t now_ns() const { return link_model::to_ns(model_ps(ticks())); }
@@ -174,7 +173,7 @@ void register_link_clock(nb::module_& m) {
       .def("add_link", &LinkClock::add_link, nb::arg("latency_ns"), nb::arg("read_bytes_per_ns"),
            nb::arg("write_bytes_per_ns"), nb::arg("per_request_ns"))
       .def("add_path", &LinkClock::add_path, nb::arg("links").noconvert(), nb::arg("one_message").noconvert(), nb::arg("write"),
-           nb::arg("setup_ns"), nb::arg("parallelism"), nb::arg("latency_ns"))
+           nb::arg("setup_ns"), nb::arg("parallelism"))
       .def("now_ns", &LinkClock::now_ns)
       .def("reserve", &LinkClock::reserve, nb::arg("path"), nb::arg("start_ns"), nb::arg("nbytes"), nb::arg("rows"))
       .def("wait_until_ns", &LinkClock::wait_until_ns, nb::arg("time_ns"));

@@ -82,11 +82,9 @@ class Network {
     return static_cast<int32_t>(links_.size() - 1);
   }
 
-  // latency_ns is added to the latencies of the links.
-  int32_t add_path(const std::vector<Hop>& hops, bool write, double setup_ns, int64_t parallelism, double latency_ns) {
+  int32_t add_path(const std::vector<Hop>& hops, bool write, double setup_ns, int64_t parallelism) {
     if (parallelism < 1) throw std::invalid_argument("parallelism must be at least 1");
-    Path path{hops, write, picoseconds(setup_ns, "setup_ns must be 0 .. 1e12"),
-              picoseconds(latency_ns, "latency_ns must be 0 .. 1e12"), parallelism};
+    Path path{hops, write, picoseconds(setup_ns, "setup_ns must be 0 .. 1e12"), 0, parallelism};
     for (const Hop& hop : hops) {
       if (hop.link < 0 || hop.link >= static_cast<int32_t>(links_.size())) throw std::invalid_argument("no such link");
       path.latency_ps += links_[static_cast<size_t>(hop.link)].latency_ps;

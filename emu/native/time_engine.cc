@@ -40,11 +40,10 @@ class TimeEngine {
     return number;
   }
 
-  int32_t add_path(Column<int32_t> links, Column<bool> one_message, bool write, double setup_ns, int64_t parallelism,
-                   double latency_ns) {
+  int32_t add_path(Column<int32_t> links, Column<bool> one_message, bool write, double setup_ns, int64_t parallelism) {
     return network_.add_path(
         link_model::hops(links.data(), links.size(), one_message.data(), one_message.size()), write, setup_ns,
-        parallelism, latency_ns);
+        parallelism);
   }
 
   int64_t transfer(int32_t path, int64_t start_ns, int64_t nbytes, int64_t rows) {
@@ -188,7 +187,7 @@ void register_time_engine(nb::module_& m) {
       .def("add_link", &TimeEngine::add_link, nb::arg("latency_ns"), nb::arg("read_bytes_per_ns"),
            nb::arg("write_bytes_per_ns"), nb::arg("per_request_ns"))
       .def("add_path", &TimeEngine::add_path, nb::arg("links").noconvert(), nb::arg("one_message").noconvert(), nb::arg("write"),
-           nb::arg("setup_ns"), nb::arg("parallelism"), nb::arg("latency_ns"))
+           nb::arg("setup_ns"), nb::arg("parallelism"))
       .def("transfer", &TimeEngine::transfer, nb::arg("path"), nb::arg("start_ns"), nb::arg("nbytes"), nb::arg("rows"))
       .def("compute", &TimeEngine::compute, nb::arg("actor"), nb::arg("start_ns"), nb::arg("duration_ns"))
       .def("link_busy_ns", &TimeEngine::link_busy_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from dataclasses import dataclass
@@ -110,15 +111,17 @@ def gather_facts(spec: TestbedSpec, directory: Path | None, testbeds: Iterable[s
     )
 
 
-def mount_of(path: Path) -> tuple[str, str]:
-    """(mount point, file system type) of an existing path."""
+def mount_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> tuple[str, str]:
+    """(mount point, file system type) of an existing path, by proc_pid_mountinfo(5)."""
     best = ("/", "unknown")
     real = path.resolve()
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].encode().decode("unicode_escape")
+    for line in mountinfo.read_bytes().splitlines():
+        before, _, after = line.partition(b" - ")
+        escaped = before.split()[4]  # blanks and backslashes are written as \ooo
+        raw = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), escaped)
+        point = os.fsdecode(raw)
         if (real == Path(point) or Path(point) in real.parents) and len(point) >= len(best[0]):
-            best = (point, after.split()[0])
+            best = (point, os.fsdecode(after.split()[0]))
     return best
 
 

@@ -265,7 +265,7 @@ def _refuse_what_does_not_fit(
             f"{asked} do not fit {facts.file_system}: {format_size(facts.fs_free_bytes)} free",
             capability="shm",
             remedy=f"{ways}, or put them elsewhere with --dir"
-            + ("; a container takes --shm-size" if facts.memory_backed else ""),
+            + ("; a container takes --shm-size" if facts.file_system == "/dev/shm" else ""),
         )
     if node_bytes:
         asked += f" and a memory node of {format_size(node_bytes)}"

@@ -14,14 +14,11 @@ from emu.sac.sequence import Record, Sequence
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from emu.sac.designs import Design
+    from emu.sac.context import DecodeContext
     from emu.sac.hot_buffer import HotBuffer
-    from emu.sac.model import DsaModel
-    from emu.sac.plan import RequestPlan, RunSpec
+    from emu.sac.plan import RequestPlan
     from emu.store import Descriptor, KVStore, Rows
     from emu.timing.actors import Op, Wait
-    from emu.timing.clock import Clock
-    from emu.timing.system import System
 
 
 @dataclass(slots=True)
@@ -43,26 +40,14 @@ class Attacher:
     """Brings requests to decode GPUs.
 
     Args:
-        model, spec, design: what runs.
-        pools: the pool's stores, by device.
-        local: the decode host's DRAM copy, None where the design has none.
-        clock, system: charge the time.
+        context: what runs where.
     """
 
-    def __init__(
-        self,
-        model: DsaModel,
-        spec: RunSpec,
-        design: Design,
-        pools: list[KVStore],
-        local: KVStore | None,
-        clock: Clock,
-        system: System,
-    ) -> None:
-        self._model, self._spec, self._design = model, spec, design
-        self._pools, self._local = pools, local
-        self._clock, self._system = clock, system
-        self._layout = model.layout
+    def __init__(self, context: DecodeContext) -> None:
+        self._context = context
+        self._model, self._spec, self._design = context.model, context.spec, context.design
+        self._local, self._clock, self._system = context.local, context.clock, context.system
+        self._layout = context.model.layout
         self._scratch: dict[KVStore, Rows] = {}
 
     def attach(
@@ -74,7 +59,7 @@ class Attacher:
         if self._spec.round == 1:
             yield from self._prefill(delivery, record)
         started_ns = self._clock.now_ns
-        pool = self._pools[plan.device if len(self._pools) > 1 else 0]
+        pool = self._context.pool(plan)
         slot = pool.attach(delivery.descriptor)
         reader, reader_slot = pool, slot
         if self._local is not None:

@@ -53,6 +53,8 @@ def _tensor_of(rows: Rows, row_bytes: int) -> Tensor:
         raise ValueError(
             f"rows: got {rows.dtype.name} {list(rows.shape)}, wanted uint8 [?, {row_bytes}]"
         )
+    if rows.shape[0] == 0:  # numpy gives no rows strides that torch cannot view as wider elements
+        return torch.empty(0, row_bytes, dtype=torch.uint8)
     if rows.flags.writeable:
         return torch.from_numpy(rows)
     with warnings.catch_warnings():

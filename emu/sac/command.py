@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
 
 from emu.errors import UserError, WorkerError
 from emu.provision.state import StateDirectory
@@ -29,6 +27,7 @@ from emu.sac.plan import (
     device_bytes_needed,
     place,
 )
+from emu.sac.progress import TerminalProgress
 from emu.sac.report import table, write_files
 from emu.sac.session import Session, Setting, work_units
 from emu.timing.profile import DEFAULT_SYSTEM
@@ -149,40 +148,6 @@ def _requests(spec: RunSpec, options: dict[str, Any]) -> tuple[list[Request], in
     return shape(
         trace, context=context, output_tokens=output_tokens, limit=options["requests"]
     ), skipped
-
-
-class TerminalProgress:
-    """A progress bar on stderr, only on a terminal.
-
-    Args:
-        total: ticks of the run.
-    """
-
-    def __init__(self, total: int) -> None:
-        console = Console(stderr=True)
-        self._bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("start the workers", total=total)
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """While the bar is on the screen."""
-        with self._bar:
-            yield
-
-    def phase(self, text: str) -> None:
-        """A new phase begins."""
-        self._bar.update(self._task, description=text)
-
-    def tick(self) -> None:
-        """One unit is done."""
-        self._bar.advance(self._task)
 
 
 def execute(plan: RunPlan, setting: Setting) -> list[dict[str, Any]]:

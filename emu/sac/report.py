@@ -20,8 +20,12 @@ def clock_label(clock: dict[str, Any]) -> str:
     """Whose time the figures are, in words."""
     if clock["mode"] == "off":
         return "host time of this machine (mode off): nothing is modelled"
-    label = f"model time of {clock['profile']} (mode {clock['mode']}"
-    return f"{label}, dilation {clock['dilation']:g})" if clock["mode"] == "paced" else f"{label})"
+    if clock["mode"] == "paced":
+        return (
+            f"model time of {clock['profile']}, waited for (mode paced, dilation {clock['dilation']:g}; this machine "
+            f"can pace {clock['paceable_gb_per_s']:.1f} GB/s, it was late by up to {clock['late_ns'] / 1e6:.1f} ms)"
+        )
+    return f"model time of {clock['profile']} (mode {clock['mode']})"
 
 
 def table(runs: Sequence[Run]) -> Table:

@@ -11,6 +11,7 @@ import torch
 
 from emu.registry import open_store
 from emu.sac.attach import Delivery
+from emu.sac.context import DecodeContext
 from emu.sac.designs import DESIGNS
 from emu.sac.instance import DecodeInstance
 from emu.sac.model import DsaModel
@@ -108,9 +109,10 @@ class DecodeRole(Role):
         local = self._local(message["copy_bytes"]) if design.prefetch_path else None
         system = System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
         clock = make_clock(system, spec.time, spec.dilation)
-        self._instance = DecodeInstance(self._model, spec, design, pools, local, clock, system)
+        context = DecodeContext(self._model, spec, design, pools, local, clock, system, self._tick)
+        self._instance = DecodeInstance(context)
         try:
-            decoded = self._instance.run(deliveries, self._tick)
+            decoded = self._instance.run(deliveries)
         finally:
             if local is not None:
                 local.close()

@@ -186,7 +186,39 @@ class VirtualClock(Clock):
         actor.waits_for = []
 
 
-class PacedClock(VirtualClock):
+class _HostTimed(Clock):
+    """Reports the host's time: from the first run's begin on, standing still between runs."""
+
+    def __init__(self, system: System) -> None:
+        super().__init__(system)
+        self._stopped_ns = 0
+
+    @abstractmethod
+    def _start(self) -> None:
+        """A run begins."""
+
+    @abstractmethod
+    def _host_ns(self) -> int:
+        """The time to report, while a run goes on."""
+
+    @property
+    def now_ns(self) -> int:
+        """Host time since the first run began (paced: divided by the dilation)."""
+        return self._stopped_ns if self._running.program is None else self._host_ns()
+
+    def run(self) -> None:
+        """Run as the base class says, and keep the time at which it ended."""
+        self._start()
+        try:
+            super().run()
+        finally:
+            self._stopped_ns = self._host_ns()
+
+    def _reported_end(self, due_ns: int) -> int:
+        return max(due_ns, self.now_ns)
+
+
+class PacedClock(_HostTimed, VirtualClock):
     """Waits until the host has spent the model time times the dilation.
 
     What the actors really do meanwhile is absorbed. Reported times are the host's, divided by the dilation: they
@@ -203,18 +235,19 @@ class PacedClock(VirtualClock):
         self.dilation = dilation
         self.pace = HostPace(dilation)
 
-    def run(self) -> None:
-        """Run as the base class says; the host's time counts from the first run on."""
+    def describe(self) -> dict[str, str | float | None]:
+        """As every clock's, and what this machine can pace (GB/s) and how late it was at worst (model ns)."""
+        return {
+            **super().describe(),
+            "paceable_gb_per_s": round(self.pace.paceable_gb_per_s(), 3),
+            "late_ns": self.pace.late_ns,
+        }
+
+    def _start(self) -> None:
         self.pace.start()
-        super().run()
 
-    @property
-    def now_ns(self) -> int:
-        """Host time since the first run began, divided by the dilation."""
+    def _host_ns(self) -> int:
         return self.pace.now_ns()
-
-    def _reported_end(self, due_ns: int) -> int:
-        return max(due_ns, self.pace.now_ns())
 
     def _pass_time(self, actor: Actor) -> None:
         begin_ns = self.pace.now_ns()
@@ -225,18 +258,25 @@ class PacedClock(VirtualClock):
         actor.waits_for = []
 
 
-class OffClock(Clock):
+class OffClock(_HostTimed):
     """No model: operations end when they are submitted, times are the host's. Named times are not waited for."""
 
     mode = "off"
 
     def __init__(self, system: System) -> None:
         super().__init__(system)
-        self._start_ns = time.monotonic_ns()
+        self._start_ns: int | None = None
 
-    @property
-    def now_ns(self) -> int:
-        """Host time since the clock was made."""
+    def describe(self) -> dict[str, str | float | None]:
+        """The mode alone: no profile has a part in host time."""
+        return {**super().describe(), "profile": None}
+
+    def _start(self) -> None:
+        if self._start_ns is None:
+            self._start_ns = time.monotonic_ns()
+
+    def _host_ns(self) -> int:
+        assert self._start_ns is not None
         return time.monotonic_ns() - self._start_ns
 
     def _compute_due(self, actor: int, duration_ns: int) -> int:
@@ -244,9 +284,6 @@ class OffClock(Clock):
 
     def _transfer_due(self, path: Path, nbytes: int, requests: int) -> int:
         return 0
-
-    def _reported_end(self, due_ns: int) -> int:
-        return self.now_ns
 
     def _rank(self, actor: Actor) -> int:
         return 0

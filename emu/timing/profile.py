@@ -43,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """How one link behaves; GB are 1e9 bytes.
+    """How one link behaves; GB are 1e9 bytes. Reads and writes queue behind one another.
 
     Attributes:
         latency_ns: of one idle request.

@@ -167,7 +167,6 @@ def _add_path(
         write,
         model.setup_ns.value,
         int(model.parallelism.value),
-        0.0,
     )
 
 
@@ -198,6 +197,7 @@ def _map(file: str | Path, medium: MediaProfile, dilation: float) -> NDArray[np.
                 f"{file} is in use with another profile or dilation",
                 remedy="give the same ones in every process, or the path of a new file",
             )
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # by hand: the mapping keeps a duplicate open
         memory = mmap.mmap(descriptor, size)
     finally:
         os.close(descriptor)

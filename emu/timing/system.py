@@ -31,7 +31,6 @@ class Path:
         write: whether the links' write bandwidth counts.
         setup_ns: fixed cost of an operation.
         parallelism: outstanding requests.
-        latency_ns: sum over the links, for one request.
     """
 
     number: int
@@ -43,7 +42,6 @@ class Path:
     write: bool
     setup_ns: float
     parallelism: int
-    latency_ns: float
 
 
 class System:
@@ -131,7 +129,6 @@ class System:
                 path.write,
                 path.setup_ns,
                 path.parallelism,
-                0.0,
             )
         return len(self.paths)
 
@@ -156,7 +153,6 @@ class System:
             write=spec.write,
             setup_ns=_setup_ns(spec, models),
             parallelism=_parallelism(spec, models),
-            latency_ns=sum(model.latency_ns.value for model in models),
         )
 
     def _instance(self, link: str, gpu: int, device: int) -> int:

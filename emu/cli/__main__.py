@@ -1,0 +1,5 @@
+"""`python -m emu.cli`."""
+
+from emu.cli.main import main
+
+main()
