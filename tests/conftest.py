@@ -61,13 +61,19 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    """A private $XDG_STATE_HOME and run directory; whatever a failed test left up is taken down."""
+def home(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Home]:
+    """A private $XDG_STATE_HOME and run directory; whatever a failed test left up is taken down.
+
+    Its cache holds no guest kernel, so that the driver is local unless a test says otherwise.
+    """
     from emu.provision.runner import Runner
     from emu.provision.state import StateDirectory
 
     monkeypatch.delenv("EMU_TESTBED", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
     shm = Path("/dev/shm")
     base = shm if os.access(shm, os.W_OK) else tmp_path
     run = Path(tempfile.mkdtemp(prefix="emu-test-", dir=base))

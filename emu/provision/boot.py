@@ -64,6 +64,7 @@ def set_up(record: Record, step: SetUpGuest, save: Callable[[], None]) -> None:
                 "netmask": "255.255.255.0",
                 "mtu": MTU,
                 "peers": dict(peer.split("=") for peer in step.peers),
+                "rxe": step.rxe,
             },
         )
     except EmuError as error:

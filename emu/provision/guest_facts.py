@@ -41,6 +41,10 @@ class GuestFacts:
     image: GuestImage
     machine: Machine
 
+    def describe(self) -> str:
+        """In a few words."""
+        return f"QEMU {self.version} and kernel {self.image.version}, by {self.accelerator}: {self.accelerator_reason}"
+
 
 def load_machine(name: str = "default") -> Machine:
     """A machine profile of qemu/machines."""
@@ -80,8 +84,8 @@ def _output(*argv: str) -> str:
 def gather_guest_facts() -> GuestFacts | HostError:
     """What guests can run on, or why they cannot."""
     try:
-        path, version = qemu_program()
         image = guest_image()
+        path, version = qemu_program()
     except HostError as error:
         return error
     reason = "KVM is not tried: released QEMUs fault on vector instructions to CXL memory under it"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from emu.errors import UserError
 from emu.provision import guests
+from emu.provision.guest_facts import GuestFacts
 from emu.provision.steps import MakeFile, MakeScratch, SetUpGuest, StartGuest, StartProcess, Step
 from emu.provision.topology import lay_out
 from emu.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from emu.provision.guest_facts import GuestFacts
+    from emu.provision.facts import Facts
+    from emu.provision.plan import Plan
     from emu.provision.spec import TestbedSpec
     from emu.provision.topology import Topology
 
@@ -45,6 +45,10 @@ def refuse_what_qemu_lacks(spec: TestbedSpec) -> Topology:
     Raises:
         UserError: they cannot.
     """
+    if spec.rdma == "node":
+        raise UserError(
+            "guests cannot reach a memory node on this machine", remedy="use --rdma rxe or off"
+        )
     for number, device in enumerate(spec.devices):
         if device.path is not None:
             raise UserError(
@@ -60,11 +64,11 @@ def refuse_what_qemu_lacks(spec: TestbedSpec) -> Topology:
     return lay_out(sizes, spec.topology, spec.interleave)
 
 
-def plan_guests(spec: TestbedSpec, run_dir: str, topology: Topology) -> tuple[Guest, ...]:
+def plan_guests(
+    spec: TestbedSpec, run_dir: str, topology: Topology, facts: GuestFacts
+) -> tuple[Guest, ...]:
     """The guests of a testbed."""
-    from emu.provision.guest_facts import load_machine
-
-    ports = load_machine().agent_ports
+    ports = facts.machine.agent_ports
     devices = tuple(f"/dev/dax{number}.0" for number in range(len(topology.regions)))
     return tuple(
         Guest(f"host{number}", f"{run_dir}/host{number}.guest", ports, devices)
@@ -77,37 +81,31 @@ def guest_memory_bytes(facts: GuestFacts, hosts: int) -> int:
     return hosts * (parse_size(facts.machine.memory) + QEMU_BYTES)
 
 
-def guest_steps(
-    run_dir: str,
-    found: Sequence[Guest],
-    backings: tuple[guests.Backing, ...],
-    topology: Topology,
-    facts: GuestFacts,
-    python: str,
-) -> list[Step]:
-    """Steps that start the guests side by side, then set each up."""
-    switch = f"{run_dir}/network.sock"
-    log = f"{run_dir}/network.log"
-    argv = (python, "-P", "-m", "emu.provision.network_switch", "--socket", switch)
+def guest_steps(plan: Plan, topology: Topology, facts: Facts, *, rxe: bool) -> list[Step]:
+    """Steps that start a plan's guests side by side, then set each up."""
+    assert isinstance(facts.guests, GuestFacts)
+    switch = f"{plan.run_dir}/network.sock"
+    log = f"{plan.run_dir}/network.log"
+    argv = (facts.python, "-P", "-m", "emu.provision.network_switch", "--socket", switch)
     steps: list[Step] = [MakeFile(log, "")]
     steps.append(StartProcess("network", argv, log, "ready", (switch,)))
-    peers = tuple(f"{g.host}={guests.address(n)}" for n, g in enumerate(found))
-    regions = tuple(tuple(backings[d].serial for d in r.devices) for r in topology.regions)
+    peers = tuple(f"{g.host}={guests.address(n)}" for n, g in enumerate(plan.guests))
+    regions = tuple(tuple(plan.devices[d].serial for d in r.devices) for r in topology.regions)
     setting_up: list[Step] = []
-    for number, guest in enumerate(found):
+    for number, guest in enumerate(plan.guests):
         spec = guests.GuestSpec(
-            qemu=facts.qemu,
-            accelerator=facts.accelerator,
-            machine=facts.machine,
-            kernel=facts.image.kernel,
-            initramfs=facts.image.initramfs,
+            qemu=facts.guests.qemu,
+            accelerator=facts.guests.accelerator,
+            machine=facts.guests.machine,
+            kernel=facts.guests.image.kernel,
+            initramfs=facts.guests.image.initramfs,
             directory=guest.directory,
             number=number,
-            backings=backings,
+            backings=tuple(guests.Backing(d.path, d.size_bytes, d.serial) for d in plan.devices),
             topology=topology,
             switch_socket=switch,
         )
-        console = f"{run_dir}/{guest.host}-console.log"
+        console = f"{plan.run_dir}/{guest.host}-console.log"
         steps += [MakeScratch(guest.directory), MakeFile(console, "")]
         steps.append(StartGuest(guest.host, guests.qemu_argv(spec), console))
         setting_up.append(
@@ -119,6 +117,7 @@ def guest_steps(
                 mac=guests.mac(number),
                 address=guests.address(number),
                 peers=peers,
+                rxe=rxe,
             )
         )
     return steps + setting_up

@@ -123,6 +123,7 @@ class SetUpGuest:
         regions: serials of each region's devices, in the order of the interleave.
         mac, address: of its interface.
         peers: "name=address" of every host.
+        rxe: soft-RoCE on the interface.
     """
 
     host: str
@@ -132,9 +133,11 @@ class SetUpGuest:
     mac: str
     address: str
     peers: tuple[str, ...]
+    rxe: bool
 
     def __str__(self) -> str:
-        return f"set up {self.host}: {len(self.regions)} regions, {self.address}, soft-RoCE"
+        rxe = ", soft-RoCE" if self.rxe else ""
+        return f"set up {self.host}: {len(self.regions)} regions, {self.address}{rxe}"
 
 
 Step: TypeAlias = (

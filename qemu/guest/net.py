@@ -16,8 +16,8 @@ ATTR_DEV_NAME, ATTR_NDEV_NAME, ATTR_LINK_TYPE = 2, 51, 65
 RXE = "rxe0"
 
 
-def setup(mac, address, netmask, mtu, peers):
-    """Bring the interface of that MAC up with an IPv4 address, a name for each host, and soft-RoCE on it.
+def setup(mac, address, netmask, mtu, peers, rxe):
+    """Bring the interface of that MAC up with an IPv4 address, a name for each host, and, if asked, soft-RoCE on it.
 
     Returns:
         interface, RDMA device, and the index and text of the GID to use (RoCE v2 of the IPv4 address).
@@ -31,6 +31,8 @@ def setup(mac, address, netmask, mtu, peers):
             fcntl.ioctl(sock, request, name + packed)
         fcntl.ioctl(sock, SIOCSIFFLAGS, name + struct.pack("H22x", IFF_UP))
     _name_hosts(peers)
+    if not rxe:
+        return {"interface": interface}
     if not os.path.exists(f"/sys/class/infiniband/{RXE}"):
         _add_rxe(interface)
     index, gid = _gid(address)
