@@ -229,11 +229,31 @@ def _qemu() -> Verdict:
 
 
 def _cxl_type3() -> Verdict:
-    status, output = _run(_QEMU, "-device", "help")
+    status, output = _run(_QEMU, "-device", "cxl-type3,help")
     if status != 0:
         return False, output.strip().splitlines()[0] if output.strip() else f"status {status}"
-    there = 'name "cxl-type3"' in output
-    return there, "QEMU has the device" if there else "this QEMU has no device cxl-type3"
+    there = "volatile-memdev" in output
+    return there, f"QEMU {'has' if there else 'has no'} volatile CXL Type-3 devices"
+
+
+def _guest_kernel() -> Verdict:
+    from emu.provision.guest_image import guest_image
+
+    image = guest_image()
+    return True, f"kernel {image.version}, {image.initramfs}"
+
+
+def _installed(*programs: str) -> Verdict:
+    missing = [program for program in programs if shutil.which(program) is None]
+    return not missing, f"no {', '.join(missing)}" if missing else f"{', '.join(programs)}"
+
+
+def _rdma_clients() -> Verdict:
+    return _installed("ibv_rc_pingpong", "ib_read_bw")
+
+
+def _fio() -> Verdict:
+    return _installed("fio")
 
 
 def _kvm() -> Verdict:
@@ -267,6 +287,7 @@ def _perf() -> Verdict:
     return count > 0, f"counted {count} instructions"
 
 
+_NO_GUESTS = "emu up --driver qemu is refused; auto takes the local driver"
 _NONE_NOW = "nothing in this version: its only driver, local, does without"
 PROBES: dict[str, _Probe] = {
     "python": _Probe(_python, "emu runs on Linux x86-64 only", "use such a machine"),
@@ -306,8 +327,15 @@ PROBES: dict[str, _Probe] = {
     ),
     "uverbs": _Probe(_uverbs, _NONE_NOW, "modprobe ib_uverbs, and an RDMA device"),
     "rdma_rxe": _Probe(_rxe, _NONE_NOW, "a kernel with CONFIG_RDMA_RXE"),
-    "qemu": _Probe(_qemu, _NONE_NOW, "apt install qemu-system-x86"),
-    "cxl_type3": _Probe(_cxl_type3, _NONE_NOW, "QEMU 8.1 or later, built with CXL"),
+    "qemu": _Probe(_qemu, _NO_GUESTS, "scripts/guest-image, as root"),
+    "cxl_type3": _Probe(_cxl_type3, _NO_GUESTS, "QEMU 8.1 or later: scripts/guest-image, as root"),
+    "guest_kernel": _Probe(_guest_kernel, _NO_GUESTS, "scripts/guest-image"),
+    "rdma_clients": _Probe(
+        _rdma_clients,
+        "ibv_rc_pingpong and ib_read_bw cannot try a guest's soft-RoCE",
+        "apt install perftest ibverbs-utils",
+    ),
+    "fio": _Probe(_fio, "fio cannot try a guest's devdax", "apt install fio"),
     "kvm": _Probe(_kvm, _NONE_NOW, "nothing to do; QEMU works without it, slower"),
     "perf": _Probe(
         _perf,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +82,7 @@ def test_no_bridge_has_more_regions_than_decoders_and_every_device_hangs_once(
 def test_whatever_is_not_cxl_names_the_root_bus(count: int, kind: str) -> None:
     """Else QEMU puts it on the CXL host bridge and refuses: only bridges can be plugged there."""
     argv = qemu_argv(guest(count, kind))
-    for option, value in zip(argv, argv[1:], strict=False):
+    for option, value in pairwise(argv):
         if option == "-device" and "pci" in value.split(",")[0]:
             assert "bus=pcie.0" in value
 
@@ -103,6 +105,12 @@ def test_the_hypervisor_bit_is_hidden_else_a_stock_kernel_commits_no_region() ->
 
 def test_a_lone_root_port_shows_its_decoders() -> None:
     assert "hdm_for_passthrough=true" in " ".join(qemu_argv(guest(4, "switch")))
+
+
+def test_a_comma_in_a_path_stays_in_the_path() -> None:
+    spec = replace(guest(1), directory="/a,b", switch_socket="/a,b/net")
+    argv = " ".join(qemu_argv(spec))
+    assert argv.count("/a,,b/") == argv.count("/a,") == 2 + load_machine().agent_ports
 
 
 @pytest.mark.parametrize(

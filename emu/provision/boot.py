@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emu.errors import EmuError, TestbedError, WorkerError
-from emu.provision import guest_agent, launch, process
+from emu.guest import session
+from emu.provision import launch, process
 from emu.provision.guests import MTU
 from emu.provision.state import ProcessRecord
 from emu.provision.steps import StartGuest
@@ -51,7 +52,7 @@ def set_up(record: Record, step: SetUpGuest, save: Callable[[], None]) -> None:
             log.write(f"\nemu: {trouble}; started again\n".encode())
         start(record, starting, save)
     try:
-        answer = guest_agent.ask(
+        answer = session.ask(
             step.directory,
             step.ports,
             timeout_s=120.0,
@@ -98,7 +99,7 @@ def _wait(record: Record, step: SetUpGuest, starting: StartGuest) -> str:
     earlier = size
     while True:
         try:
-            guest_agent.ask(step.directory, step.ports, timeout_s=2.0, do="ping")
+            session.ask(step.directory, step.ports, timeout_s=2.0, do="ping")
         except EmuError:
             if not process.is_running(qemu):
                 raise _error(starting, "QEMU ended") from None

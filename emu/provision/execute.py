@@ -89,7 +89,7 @@ def spawn(
 
 def proxy_argv(guest: Guest, argv: Sequence[str], *, with_terminal: bool) -> list[str]:
     """The command that stands here for a program in a guest: same streams, signals and end."""
-    module = [sys.executable, "-P", "-m", "emu.provision.guest_proxy"]
+    module = [sys.executable, "-P", "-m", "emu.guest.proxy"]
     return [*module, guest.directory, str(guest.ports), "tty" if with_terminal else "plain", *argv]
 
 

@@ -86,7 +86,7 @@ def guest_steps(plan: Plan, topology: Topology, facts: Facts, *, rxe: bool) -> l
     assert isinstance(facts.guests, GuestFacts)
     switch = f"{plan.run_dir}/network.sock"
     log = f"{plan.run_dir}/network.log"
-    argv = (facts.python, "-P", "-m", "emu.provision.network_switch", "--socket", switch)
+    argv = (facts.python, "-P", "-m", "emu.guest.network_switch", "--socket", switch)
     steps: list[Step] = [MakeFile(log, "")]
     steps.append(StartProcess("network", argv, log, "ready", (switch,)))
     peers = tuple(f"{g.host}={guests.address(n)}" for n, g in enumerate(plan.guests))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from emu.guest.session import agent_socket
 from emu.units import parse_size
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ class GuestSpec:
     switch_socket: str
 
 
-def agent_socket(directory: str, port: int) -> str:
-    """Socket of one of the agent's ports."""
-    return f"{directory}/agent{port}"
+def _value(text: str) -> str:
+    """A text inside a QEMU option: a comma is written twice."""
+    return text.replace(",", ",,")
 
 
 def qmp_socket(directory: str) -> str:
@@ -118,7 +119,7 @@ def qemu_argv(guest: GuestSpec) -> tuple[str, ...]:
     arguments += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     arguments += ["-kernel", guest.kernel, "-initrd", guest.initramfs]
     arguments += ["-append", machine.kernel_arguments, "-serial", "stdio"]
-    arguments += ["-qmp", f"unix:{qmp_socket(guest.directory)},server=on,wait=off"]
+    arguments += ["-qmp", f"unix:{_value(qmp_socket(guest.directory))},server=on,wait=off"]
     arguments += _host_root()
     arguments += _agent(guest.directory, machine.agent_ports)
     arguments += _network(guest)
@@ -145,7 +146,9 @@ def _host_root() -> list[str]:
 def _agent(directory: str, ports: int) -> list[str]:
     arguments = ["-device", f"virtio-serial-pci,bus=pcie.0,id=agent,max_ports={ports + 1}"]
     for port in range(ports):
-        socket = f"socket,id=agent{port},path={agent_socket(directory, port)},server=on,wait=off"
+        socket = (
+            f"socket,id=agent{port},path={_value(agent_socket(directory, port))},server=on,wait=off"
+        )
         device = (
             f"virtserialport,bus=agent.0,nr={port + 1},chardev=agent{port},name=emu.agent{port}"
         )
@@ -155,7 +158,7 @@ def _agent(directory: str, ports: int) -> list[str]:
 
 def _network(guest: GuestSpec) -> list[str]:
     """Our switch, for a lone guest, too: an interface on an empty hub has a carrier but its sends time out."""
-    net = f"stream,id=net0,server=off,addr.type=unix,addr.path={guest.switch_socket}"
+    net = f"stream,id=net0,server=off,addr.type=unix,addr.path={_value(guest.switch_socket)}"
     device = f"virtio-net-pci,bus=pcie.0,id=nic0,netdev=net0,mac={mac(guest.number)},host_mtu={MTU}"
     return ["-netdev", net, "-device", device]
 
@@ -178,7 +181,7 @@ def _bridge(guest: GuestSpec, bridge: int) -> list[str]:
         else:
             above = f"cxl-rp,port={port},bus=cxl.{bridge},id=port{number},{place}"
         backing = guest.backings[number]
-        memory = f"memory-backend-file,id=memory{number},share=on,mem-path={backing.path},size={backing.size_bytes}"
+        memory = f"memory-backend-file,id=memory{number},share=on,mem-path={_value(backing.path)},size={backing.size_bytes}"
         device = f"cxl-type3,bus=port{number},volatile-memdev=memory{number},id=cxl{number},sn={backing.serial}"
         arguments += ["-device", above, "-object", memory, "-device", device]
     return arguments

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from emu.errors import HostError, TestbedError, UserError
+from emu.guest.session import agent_socket
 from emu.provision.guest_plan import (
     Guest,
     guest_memory_bytes,
@@ -13,7 +14,6 @@ from emu.provision.guest_plan import (
     plan_guests,
     refuse_what_qemu_lacks,
 )
-from emu.provision.guests import agent_socket
 from emu.provision.spec import MIN_DEVICE_BYTES, TestbedSpec
 from emu.provision.steps import (
     AllocateDevice,

@@ -3,7 +3,7 @@
 Wire: the client sends b"EMU1 <nonce>\n" and skips everything until the same line comes back. Then frames both ways:
 one byte of kind, four bytes of length (big-endian), the body. The first is the request, kind R, as JSON.
   client: i stdin, c end of stdin, s signal (JSON), w window size (JSON)
-  agent:  o stdout, e stderr, A the final answer (JSON)
+  agent:  o stdout, e stderr, k still there, A the final answer (JSON), X a new agent knows nothing of this session
 A client that goes away ends what its session runs.
 """
 
@@ -31,6 +31,7 @@ import net
 HELLO = b"EMU1 "
 CHUNK = 1 << 16
 STDIN_LIMIT = 1 << 20
+ALIVE_EVERY_S = 5.0
 
 
 class Gone(Exception):
@@ -273,8 +274,12 @@ class Exchange:
     def run(self):
         """Return the program's status, negative for a signal; None when its time is over."""
         ended_at = None
+        spoken_at = time.monotonic()
         while True:
             now = time.monotonic()
+            if now - spoken_at > ALIVE_EVERY_S:
+                self.port.send(b"k")
+                spoken_at = now
             if ended_at is None and self.program.process.poll() is not None:
                 ended_at = now
             if ended_at is not None and (not self.program.streams or now - ended_at > 0.2):
@@ -444,7 +449,10 @@ def main():
         epoll.register(fd, select.EPOLLIN | select.EPOLLET)
 
     for path in find_ports():
-        watch(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # nobody is there
+            os.write(fd, b"X\0\0\0\0")
+        watch(fd)
     print("emu: agent", flush=True)
     while True:
         for fd, _ in epoll.poll():

@@ -1,6 +1,7 @@
 """The guest's CXL devices by plain sysfs: regions and devdax nodes, named by serial numbers, and their modes."""
 
 import glob
+import json
 import os
 import subprocess
 import time
@@ -12,7 +13,7 @@ NODES = "/sys/devices/system/node"
 PROBE_TIMEOUT_S = 60.0
 GRANULARITY_BYTES = 256
 
-regions = []  # what setup() was asked for: a list of serials for each region, in the testbed's order
+STATE = "/run/emu/regions.json"  # what setup() was asked for: an agent that comes after this one needs it, too
 
 
 class DeviceError(Exception):
@@ -49,7 +50,8 @@ def setup(wanted):
     Args:
         wanted: the serials of each region's devices, in the order of the interleave.
     """
-    regions[:] = wanted
+    with open(STATE, "w") as file:
+        json.dump(wanted, file)
     deadline = time.monotonic() + PROBE_TIMEOUT_S
     serials = [serial for region in wanted for serial in region]
     while True:
@@ -158,10 +160,19 @@ def _node(dax):
     return int(_read(f"{DAX}/devices/{dax}/target_node"))
 
 
+def _wanted():
+    """Serials of each region's devices, in the testbed's order; none before the set-up."""
+    try:
+        with open(STATE) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return []
+
+
 def report():
     """Every region as it is: serials, path, bytes, NUMA node and mode."""
     rows = []
-    for members in regions:
+    for members in _wanted():
         region = _find_region(members)
         dax = _dax_of(region) if region else ""
         row = {"serials": members, "path": None, "mode": "removed", "size_bytes": 0, "node": None}

@@ -123,7 +123,7 @@ class Switch:
 
 
 def main() -> None:
-    """Entry point of `python -m emu.provision.network_switch --socket PATH`."""
+    """Entry point of `python -m emu.guest.network_switch --socket PATH`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", type=Path, required=True)
     path = parser.parse_args().socket

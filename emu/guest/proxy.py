@@ -16,24 +16,26 @@ import stat
 import struct
 import sys
 import termios
+import time
 import tty
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from emu.errors import EmuError
-from emu.provision.guest_agent import Session, checked, open_session
-from emu.provision.process import TAG
+from emu.guest.session import SILENCE_S, GuestSilent, Session, checked, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+TAG = "EMU_TESTBED_ID"
+"""Says whose process this is (emu.provision.process); it is no business of the guest's."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 CHUNK = 1 << 16
 
 
 def main() -> None:
-    """Entry point of `python -m emu.provision.guest_proxy DIRECTORY PORTS tty|plain PROGRAM ARGUMENT...`."""
+    """Entry point of `python -m emu.guest.proxy DIRECTORY PORTS tty|plain PROGRAM ARGUMENT...`."""
     directory, ports, kind, *argv = sys.argv[1:]
     try:
         with open_session(directory, int(ports), timeout_s=None) as session:
@@ -89,8 +91,11 @@ class _Proxy:
         poller.register(agent, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
         poller.register(0, select.POLLIN)
+        heard_at = time.monotonic()
         while True:
-            for fd, _ in poller.poll():
+            if time.monotonic() - heard_at > SILENCE_S:
+                raise GuestSilent("the guest's agent does not answer", remedy="see `emu status`")
+            for fd, _ in poller.poll(SILENCE_S * 1000):
                 if fd == self._wake:
                     self._pass_signals()
                 elif fd == 0:
@@ -99,10 +104,12 @@ class _Proxy:
                     if not data:
                         poller.unregister(0)
                 else:
+                    heard_at = time.monotonic()
                     for kind, body in self._session.frames():
                         if kind == b"A":
                             return checked(json.loads(body))
-                        self._emit(kind, body)
+                        if kind != b"k":
+                            self._emit(kind, body)
 
     def _pass_signals(self) -> None:
         os.read(self._wake, CHUNK)

@@ -14,17 +14,22 @@ import select
 import socket
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emu.errors import EmuError, UserError
-from emu.provision.guests import agent_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HELLO_RETRY_S = 3.0
+SILENCE_S = 60.0
+"""An agent that runs a program says every few seconds that it is there; on a busy machine later."""
 PORT_WAIT_S = 60.0
+
+
+def agent_socket(directory: str, port: int) -> str:
+    """Socket of one of the agent's ports."""
+    return f"{directory}/agent{port}"
 
 
 class GuestSilent(EmuError):
@@ -77,7 +82,10 @@ class Session:
             end = 5 + int.from_bytes(self._unread[1:5], "big")
             if len(self._unread) < end:
                 break
-            found.append((bytes(self._unread[:1]), bytes(self._unread[5:end])))
+            kind = bytes(self._unread[:1])
+            if kind == b"X":
+                raise GuestSilent("the guest's agent was restarted", remedy="run it again")
+            found.append((kind, bytes(self._unread[5:end])))
             del self._unread[:end]
         return found
 
@@ -165,10 +173,11 @@ def _hello(path: str, deadline: float) -> socket.socket:
             sock.sendall(hello)
             if _skip_to(sock, hello, min(deadline, time.monotonic() + HELLO_RETRY_S)):
                 return sock
-        except OSError as error:
-            if not Path(path).exists() or time.monotonic() > deadline:
-                sock.close()
-                raise GuestSilent("the guest is gone", remedy="emu status") from error
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            sock.close()
+            raise GuestSilent("the guest is gone", remedy="emu status") from error
+        except OSError:  # it went away in the middle
+            pass
         sock.close()
         if time.monotonic() > deadline:
             raise GuestSilent("the guest's agent does not answer")
