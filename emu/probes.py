@@ -107,12 +107,10 @@ def _shm() -> Verdict:
 
 
 def _memory() -> Verdict:
-    from emu.provision.facts import available_memory_bytes, cgroup_free_bytes
+    from emu.host_memory import free_bytes
 
-    limits = [available_memory_bytes()]
-    limit = cgroup_free_bytes()
-    limits += [] if limit is None else [limit]
-    return min(limits) >= 2 << 30, f"{format_size(min(limits))} free"
+    free = free_bytes()
+    return free >= 2 << 30, f"{format_size(free)} free"
 
 
 def _numa() -> Verdict:

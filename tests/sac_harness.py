@@ -62,7 +62,7 @@ class Engine:
             with path.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, device_bytes)
             pools.append(emu.open_store(f"cxl://{path}", model.layout))
-        return cls(spec, place(trace, spec), model, pools)
+        return cls(spec, place(trace, spec, "test"), model, pools)
 
     def prefill(self) -> None:
         instance = PrefillInstance(self.model, self.spec)
@@ -98,7 +98,7 @@ class Engine:
 
     def oracle(self, plan: RequestPlan) -> OracleResult:
         return run_oracle(
-            self.model, torch.from_numpy(plan.prompt(self.spec)), plan.request.output_tokens
+            self.model, torch.from_numpy(plan.prompt(self.spec).copy()), plan.request.output_tokens
         )
 
     def differences(self, decoded: Decoded) -> list[str]:

@@ -47,7 +47,9 @@ def run(argv: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_shell_examples(number: int, home: Home, tmp_path: Path) -> None:
     """Through the installed `emu`; the `home` fixture takes down what a failed example leaves up."""
     assert (Path(sys.executable).parent / "emu").exists(), "emu is not installed beside this Python"
-    result = run(["bash", "-euo", "pipefail", "-c", blocks("sh")[number]], tmp_path)
+    # The default place is one per user: a testbed of somebody's might have the same name there.
+    example = blocks("sh")[number].replace("emu up ", f"emu up --dir {home.run} ")
+    result = run(["bash", "-euo", "pipefail", "-c", example], tmp_path)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     state = home.state / "emu" / "testbeds"

@@ -173,7 +173,7 @@ def test_find_without_a_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> Non
     up("mine", owner=True)
     assert emu.Testbed.find().name == "one"
     up("two")
-    with pytest.raises(TestbedError, match=r"several testbeds.*mine, one, two"):
+    with pytest.raises(TestbedError, match=r"several testbeds.*one, two"):
         emu.Testbed.find()
     monkeypatch.setenv("EMU_TESTBED", "two")
     assert emu.Testbed.find().name == "two"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emu.errors import UserError
+from emu.host_memory import require_free
 
 if TYPE_CHECKING:
     from emu.bench.data_path import Workload
@@ -43,9 +44,9 @@ def run(work: Workload, rounds: int) -> dict[str, Any]:
     """Measure everything; the JSON result.
 
     Raises:
-        UserError: the workload does not fit: more rows than tokens, or more memory than is free.
+        UserError: more rows than tokens.
+        HostError: it needs more memory than is free.
     """
-    import psutil
     from rich.console import Console
 
     from emu import _native
@@ -53,7 +54,7 @@ def run(work: Workload, rounds: int) -> dict[str, Any]:
     from emu.bench.measure import report
     from emu.bench.stores import store_group
 
-    _check(work, psutil.virtual_memory().available)
+    _check(work)
     with Console(stderr=True).status("timing the data path"), ExitStack() as stack:
         pool = MappedPool(work)
         groups = (
@@ -77,18 +78,14 @@ def run(work: Workload, rounds: int) -> dict[str, Any]:
     }
 
 
-def _check(work: Workload, available_bytes: int) -> None:
+def _check(work: Workload) -> None:
     if work.top_k > work.context:
         raise UserError(
             f"--top-k {work.top_k} is more than --context {work.context}",
             remedy="make the context longer",
         )
-    needed_bytes = 6 * work.memory_bytes  # the pool, three stores, their rows once more, and room
-    if needed_bytes > available_bytes:
-        raise UserError(
-            f"{needed_bytes} bytes of memory needed, {available_bytes} available",
-            remedy="choose a shorter --context",
-        )
+    # The pool, three stores, their rows once more, and room.
+    require_free(6 * work.memory_bytes, "the workload", remedy="choose a shorter --context")
 
 
 def _print(result: dict[str, Any]) -> None:

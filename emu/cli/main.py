@@ -57,9 +57,17 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: an EmuError is one line and exit 1; usage errors are click's, exit 2."""
+    """Entry point: an error of ours or of the system is one line and exit 1; usage errors are click's, exit 2."""
     try:
         cli.main(prog_name="emu")
     except EmuError as error:
-        click.echo(f"emu: {error}", err=True)
+        click.echo(f"emu: {_one_line(error)}", err=True)
         sys.exit(1)
+    except OSError as error:  # a full or vanished medium, where no part knew better
+        named = f"{error.filename}: " if error.filename else ""
+        click.echo(f"emu: {named}{error.strerror or error}", err=True)
+        sys.exit(1)
+
+
+def _one_line(error: EmuError) -> str:
+    return " ".join(str(error).split())

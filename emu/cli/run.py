@@ -133,6 +133,12 @@ from emu.cli.options import SIZE
     "--name", help="Testbed to run on [default: the one that is up, else an ephemeral one]."
 )
 @click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Where an ephemeral testbed is made [default: /dev/shm].",
+)
+@click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="Directory for runs.jsonl, comparison.png and operation logs.",
@@ -141,6 +147,8 @@ from emu.cli.options import SIZE
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON on stdout.")
 def command(**options: Any) -> None:
     """Run prefill, publish, sparse reads and write-back for real, on every design, and compare."""
-    from emu.sac.command import run_command
+    from emu.cli.signals import ending_by_exception
+    from emu.sac.command import RunOptions, run_command
 
-    run_command(options)
+    with ending_by_exception():
+        run_command(RunOptions(**options))

@@ -64,6 +64,20 @@ class Testbed:
             )
         return cls(record, state)
 
+    @classmethod
+    def find_lasting(cls, name: str | None = None) -> Testbed | None:
+        """As find(), but None where no name is given and no testbed is up to stay.
+
+        Testbeds that another command made for itself do not count.
+
+        Raises:
+            UserError, TestbedError: as find().
+        """
+        state = StateDirectory()
+        if name is None and not os.environ.get("EMU_TESTBED") and not _lasting(state):
+            return None
+        return cls.find(name)
+
     @property
     def name(self) -> str:
         """Its name."""
@@ -212,18 +226,22 @@ def resolve_name(name: str | None, state: StateDirectory) -> str:
     """
     if name is not None:
         return check_name("--name", name)
-    names = state.names()
     inside = os.environ.get("EMU_TESTBED")
     if inside:
         return check_name("EMU_TESTBED", inside)
-    if DEFAULT_NAME in names or not names:
+    lasting = _lasting(state)
+    if DEFAULT_NAME in lasting or not lasting:
         return DEFAULT_NAME
-    lasting = [n for n in names if not _is_ephemeral(n, state)]
     if len(lasting) == 1:
         return lasting[0]
     raise TestbedError(
-        "several testbeds, none named default", remedy=f"name one of {', '.join(names)}"
+        "several testbeds, none named default", remedy=f"name one of {', '.join(lasting)}"
     )
+
+
+def _lasting(state: StateDirectory) -> list[str]:
+    """Names of the testbeds that `emu up` made."""
+    return [name for name in state.names() if not _is_ephemeral(name, state)]
 
 
 def _is_ephemeral(name: str, state: StateDirectory) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from emu.sac.attach import Attacher, Delivery
 from emu.sac.decode import DecodeGpu
 from emu.sac.prefill import write_rows
+from emu.sac.scratch import Scratch
 
 if TYPE_CHECKING:
     from emu.sac.context import DecodeContext
@@ -24,7 +25,8 @@ class Decoded:
         descriptors: refreshed by the decode instance, by request number.
         end_ns: when the last request ended.
         hits, misses, evictions: of the hot buffers, over all GPUs.
-        local_bytes: peak of what the decode host holds in GPU memory and, where it has a copy, in DRAM.
+        local_bytes: what the decode host must hold: the sum over the GPUs of each one's peak, and the peak of the
+            copy in DRAM, where there is one.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -47,6 +49,7 @@ class DecodeInstance:
         self._context = context
         self._result = Decoded()
         self._copied_peak = 0
+        self._scratch = Scratch()
         self._attached: list[tuple[KVStore, int]] = []
 
     def run(self, deliveries: list[Delivery]) -> Decoded:
@@ -93,14 +96,13 @@ class DecodeInstance:
         new = sequence.length - plan.prompt_rows
         nbytes = 0
         for component in self._context.model.layout.components:
-            rows = sequence.pool.buffer(len(component.layers) * new * component.row_bytes)
-            shaped = rows.reshape(len(component.layers), new, component.row_bytes)
+            shaped = self._scratch.rows(sequence.pool, component, new)
             local.fetch(sequence.reader_slot, component.name, plan.prompt_rows, shaped)
             write_rows(sequence.pool, sequence.slot, component, shaped, plan.prompt_rows)
-            nbytes += rows.size
+            nbytes += shaped.size
         blocks = self._context.model.layout.blocks_for(new) * len(
             self._context.model.layout.regions
         )
         path = self._context.system.path(self._context.design.flush_path, plan.gpu, plan.device)
-        self._context.clock.transfer(f"gpu{plan.gpu}", path, nbytes, blocks, f"flush {plan.key}")
+        self._context.clock.transfer(f"gpu{plan.gpu}", path, nbytes, blocks, f"flush {plan.label}")
         local.delete([plan.key])

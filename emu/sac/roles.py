@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +125,6 @@ class DecodeRole(Role):
                 name: getattr(decoded, name)
                 for name in ("end_ns", "hits", "misses", "evictions", "local_bytes")
             },
-            "stats": [asdict(store.stats()) for store in pools],
         }
 
     def _local(self, nbytes: int) -> KVStore:
@@ -149,7 +147,7 @@ class OracleRole(Role):
         """Run every request in memory alone: no store, no hot buffer."""
         for data in message["requests"]:
             plan = RequestPlan.from_json(data)
-            prompt = torch.from_numpy(plan.prompt(self._spec))
+            prompt = torch.from_numpy(plan.prompt(self._spec).copy())
             self._results[plan.number] = run_oracle(self._model, prompt, plan.request.output_tokens)
             self._tick()
 

@@ -115,9 +115,7 @@ class DecodeStep:
                     layer, projection, 0, keys, sequence.length + 1
                 )
             selected = self._scratch.tokens[b]
-            selected = selected[selected >= 0]
-            sequence.touched[place, selected] = True
-            sequence.record.rows_selected += len(selected)
+            sequence.touched[place, selected[selected >= 0]] = True
 
     def _read(
         self, batch: list[Sequence], layer: int, place: int, projections: list[Projection]
