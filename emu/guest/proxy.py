@@ -122,7 +122,7 @@ class _Proxy:
 
     def _emit(self, kind: bytes, body: bytes) -> None:
         write: Callable[[bytes | memoryview], int] = (
-            self._sock.send if self._sock and kind == b"o" else _writer(2 if kind == b"e" else 1)
+            self._sock.send if self._sock and kind == b"b" else _writer(2 if kind == b"e" else 1)
         )
         view = memoryview(body)
         with suppress(BrokenPipeError, ConnectionResetError):  # nobody takes it any more

@@ -31,12 +31,14 @@ class Guest:
         directory: where its sockets are.
         ports: of its agent.
         devices: paths of the pool's regions inside.
+        device_bytes: sizes of them.
     """
 
     host: str
     directory: str
     ports: int
     devices: tuple[str, ...]
+    device_bytes: tuple[int, ...]
 
 
 def refuse_what_qemu_lacks(spec: TestbedSpec) -> Topology:
@@ -70,8 +72,9 @@ def plan_guests(
     """The guests of a testbed."""
     ports = facts.machine.agent_ports
     devices = tuple(f"/dev/dax{number}.0" for number in range(len(topology.regions)))
+    sizes = tuple(region.size_bytes for region in topology.regions)
     return tuple(
-        Guest(f"host{number}", f"{run_dir}/host{number}.guest", ports, devices)
+        Guest(f"host{number}", f"{run_dir}/host{number}.guest", ports, devices, sizes)
         for number in range(spec.hosts)
     )
 

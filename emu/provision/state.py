@@ -113,9 +113,10 @@ class Record:
             raise ValueError("of another version of emu")
         raw["hosts"] = tuple(raw["hosts"])
         raw["devices"] = tuple(Device(**device) for device in raw["devices"])
-        raw["guests"] = tuple(
-            Guest(**{**guest, "devices": tuple(guest["devices"])}) for guest in raw["guests"]
-        )
+        for guest in raw["guests"]:
+            guest["devices"] = tuple(guest["devices"])
+            guest["device_bytes"] = tuple(guest["device_bytes"])
+        raw["guests"] = tuple(Guest(**guest) for guest in raw["guests"])
         raw["owner"] = raw["owner"] and ProcessId(**raw["owner"])
         raw["steps"] = [
             StepRecord(step_from_json(s["step"]), s["made"] and FileId(**s["made"]), s["done"])

@@ -93,6 +93,14 @@ class Testbed:
         return next((guest for guest in self.record.guests if guest.host == host), None)
 
     @property
+    def regions(self) -> tuple[tuple[str, int], ...]:
+        """(path, bytes) of the pool's devices as programs on the hosts see them."""
+        if not self.record.guests:
+            return tuple((device.path, device.size_bytes) for device in self.record.devices)
+        guest = self.record.guests[0]
+        return tuple(zip(guest.devices, guest.device_bytes, strict=True))
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """Names of the hosts: "host0", ..."""
         return self.record.hosts

@@ -38,13 +38,14 @@ class WorkerProcess:
         self._testbed = testbed
         self._log_path = Path(testbed.log_path(host))
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-P", "-m", "emu.sac.worker", role, "--fd", str(theirs.fileno())]
+        argv = [sys.executable, "-P", "-m", "emu.sac.worker", role]
+        if testbed.guest(host) is None:  # a guest's agent ends what its client leaves behind
+            argv += ["--parent", str(os.getpid())]
         with theirs, self._log_path.open("ab") as log:
             self._process = testbed.spawn(
                 host,
-                [*argv, "--parent", str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                argv,
+                stdin=theirs,
                 stdout=log,
                 stderr=log,
             )

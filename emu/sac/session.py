@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from emu.guest.files import get_file
 from emu.sac.figures import Verdict, run_figures
 from emu.sac.media import Media, pool_urls
 from emu.sac.processes import Call, WorkerProcess, call_all
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from emu.sac.plan import RequestPlan, RunSpec
 
 
+GUEST_OUTPUT = "/run"
+"""Where a guest's worker writes files."""
 _END_S = 1.0
 """How long a worker may take to end by itself."""
 
@@ -123,6 +126,7 @@ class Session:
             deliveries = self._prefill_and_oracle(design, where)
             self._progress.phase(f"{design.name}: decode")
             decoded = self._call(self._decode, self._decode_message(design, where, deliveries))
+            self._fetch_oplog(design)
             records = sorted(
                 (Record.from_json(data) for data in decoded["records"]), key=lambda r: r.number
             )
@@ -150,15 +154,31 @@ class Session:
     def _decode_message(
         self, design: Design, where: dict[str, Any], deliveries: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        oplog_dir = self._setting.oplog_dir
+        bed = self._setting.testbed
         return {
             "do": "decode",
             **where,
+            "borrow": bool(bed.record.guests) and len(bed.hosts) > 1,
             "design": design.name,
             "deliveries": deliveries,
             "copy_bytes": self._setting.media.copy_bytes,
-            "oplog": str(oplog_dir / f"ops-{design.name}.jsonl") if oplog_dir else "",
+            "oplog": self._oplog(design),
         }
+
+    def _oplog(self, design: Design) -> str:
+        """Where the decode worker writes its operation log, as it sees that place; "" for nowhere."""
+        directory = self._setting.oplog_dir
+        if directory is None:
+            return ""
+        inside = self._setting.testbed.guest(self._setting.testbed.hosts[-1]) is not None
+        return f"{GUEST_OUTPUT if inside else directory}/ops-{design.name}.jsonl"
+
+    def _fetch_oplog(self, design: Design) -> None:
+        """A guest's writes stay in the guest: bring the log out."""
+        directory = self._setting.oplog_dir
+        guest = self._setting.testbed.guest(self._setting.testbed.hosts[-1])
+        if directory is not None and guest is not None:
+            get_file(guest, self._oplog(design), directory / f"ops-{design.name}.jsonl")
 
     def _verify(
         self, where: dict[str, Any], records: list[Record], descriptors: dict[str, str]

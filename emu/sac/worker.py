@@ -6,6 +6,7 @@ It ends when the coordinator does: at the end of its channel, or, while busy, by
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import socket
 
@@ -47,17 +48,17 @@ def _answer(role: object, message: Message) -> Message:
 
 
 def main() -> None:
-    """Entry point of `python -m emu.sac.worker ROLE --fd N --parent PID`."""
+    """Entry point of `python -m emu.sac.worker ROLE [--parent PID]`; stdin is the coordinator's socket."""
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("prefill", "decode", "oracle"))
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--parent", type=int)
     arguments = parser.parse_args()
-    die_with_parent(arguments.parent)
+    if arguments.parent is not None:
+        die_with_parent(arguments.parent)
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # ctrl-C is the coordinator's business: it closes the channel
-    serve(Channel(socket.socket(fileno=arguments.fd)), arguments.role)
+    serve(Channel(socket.socket(fileno=os.dup(0))), arguments.role)
 
 
 if __name__ == "__main__":

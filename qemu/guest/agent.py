@@ -3,7 +3,7 @@
 Wire: the client sends b"EMU1 <nonce>\n" and skips everything until the same line comes back. Then frames both ways:
 one byte of kind, four bytes of length (big-endian), the body. The first is the request, kind R, as JSON.
   client: i stdin, c end of stdin, s signal (JSON), w window size (JSON)
-  agent:  o stdout, e stderr, k still there, A the final answer (JSON), X a new agent knows nothing of this session
+  agent:  o stdout, e stderr, b what was written to a stdin that is a socket, k still there, A the final answer (JSON), X a new agent knows nothing of this session
 A client that goes away ends what its session runs.
 """
 
@@ -204,17 +204,16 @@ class Program:
             self.resize_fd(ours, self.tty)
             return {ours}, (theirs, theirs, theirs)
         err_ours, err = os.pipe()
+        out_ours, out = os.pipe()
+        self.streams = {out_ours: b"o", err_ours: b"e"}
         if as_socket:
             a, b = socket.socketpair()
-            ours, theirs = a.detach(), b.detach()
-            os.set_blocking(ours, False)
-            self.streams, self.stdin = {ours: b"o", err_ours: b"e"}, ours
-            return {ours, err_ours}, (theirs, theirs, err)
-        inp, inp_ours = os.pipe()
-        out_ours, out = os.pipe()
-        os.set_blocking(inp_ours, False)
-        self.streams, self.stdin = {out_ours: b"o", err_ours: b"e"}, inp_ours
-        return {inp_ours, out_ours, err_ours}, (inp, out, err)
+            self.stdin, inp = a.detach(), b.detach()
+            self.streams[self.stdin] = b"b"
+        else:
+            inp, self.stdin = os.pipe()
+        os.set_blocking(self.stdin, False)
+        return {*self.streams, self.stdin}, (inp, out, err)
 
     def _take_terminal(self):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
