@@ -52,7 +52,7 @@ class Setting:
 
     Attributes:
         media: memory and devices.
-        testbed: prefill runs on its first host, decode on its last, the oracle beside prefill.
+        testbed: prefill runs on its first host, decode on its last.
         oplog_dir: where each design's operation log is kept, None keeps none.
     """
 
@@ -89,9 +89,19 @@ class Session:
 
     def _start(self, role: str, spec: dict[str, Any]) -> WorkerProcess:
         bed = self._setting.testbed
-        worker = WorkerProcess(role, bed.hosts[-1 if role == "decode" else 0], spec, bed)
+        host = bed.hosts[-1 if role in self._far_roles() else 0]
+        worker = WorkerProcess(role, host, spec, bed)
         self._workers.append(worker)
         return worker
+
+    def _far_roles(self) -> tuple[str, ...]:
+        """Roles on the last host. A guest has few cores of its own: there the oracle leaves prefill alone."""
+        return ("decode", "oracle") if self._setting.testbed.record.guests else ("decode",)
+
+    def _borrow(self) -> bool:
+        """Whether the last host shares the devices with the first one, but no directory."""
+        bed = self._setting.testbed
+        return bool(bed.record.guests) and len(bed.hosts) > 1
 
     def __enter__(self) -> Self:
         return self
@@ -154,11 +164,10 @@ class Session:
     def _decode_message(
         self, design: Design, where: dict[str, Any], deliveries: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        bed = self._setting.testbed
         return {
             "do": "decode",
             **where,
-            "borrow": bool(bed.record.guests) and len(bed.hosts) > 1,
+            "borrow": self._borrow(),
             "design": design.name,
             "deliveries": deliveries,
             "copy_bytes": self._setting.media.copy_bytes,
@@ -184,7 +193,13 @@ class Session:
         self, where: dict[str, Any], records: list[Record], descriptors: dict[str, str]
     ) -> Verdict:
         tokens = {str(record.number): record.tokens for record in records}
-        message = {"do": "verify", **where, "descriptors": descriptors, "tokens": tokens}
+        message = {
+            "do": "verify",
+            **where,
+            "borrow": self._borrow(),
+            "descriptors": descriptors,
+            "tokens": tokens,
+        }
         verdicts = self._call(self._oracle, message)
         return Verdict(
             tokens_match=all(v["tokens"] for v in verdicts),
