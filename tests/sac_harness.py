@@ -18,7 +18,8 @@ from emu.sac.model import DsaModel
 from emu.sac.oracle import OracleResult, run_oracle
 from emu.sac.plan import RequestPlan, RunSpec, place
 from emu.sac.prefill import PrefillInstance
-from emu.timing.system import System, make_clock
+from emu.timing.clock import make_clock
+from emu.timing.system import System
 from emu.trace.request import Request
 
 if TYPE_CHECKING:

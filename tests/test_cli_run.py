@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from run_command import QUICK, emu, figures, is_exact, leftovers, one_line, wait_for, worker_pids
+from run_command import (
+    QUICK,
+    argv,
+    emu,
+    figures,
+    is_exact,
+    leftovers,
+    one_line,
+    wait_for,
+    worker_pids,
+)
 
 if TYPE_CHECKING:
     from conftest import Home
@@ -145,9 +156,25 @@ def test_bad_input_is_one_line_and_leaves_nothing(home: Home, tmp_path: Path) ->
     one_line(emu("run --context 20 --output-tokens 30"), 1, "--context")
     one_line(emu("run --hbm-bytes 1M"), 1, "--hbm-bytes")
     one_line(emu("run --model small --requests 1000 --context 131072"), 1, "needs", "are free")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    one_line(emu(f"run --out {tmp_path}/loop"), 1, "leads nowhere")
+    (tmp_path / "out" / "runs.jsonl").mkdir(parents=True)
+    one_line(emu(f"run --out {tmp_path}/out"), 1, "runs.jsonl is a directory")
+    one_line(emu("run --profile /dev/zero"), 1, "not a regular file")
+    one_line(emu("up -f /dev/zero"), 1, "not a regular file")
+    one_line(emu("run --seed 18446744073709551616"), 2, "--seed")
     one_line(emu("run --devices 0"), 2, "--devices")
     one_line(emu("run --hbm-bytes banana"), 2, "banana")
     assert plain.read_text() == "keep me"
+    assert leftovers(home) == []
+
+
+def test_a_full_or_closed_stdout_is_no_traceback(home: Home) -> None:
+    for redirection, status in (("> /dev/full", 1), (">&-", 0)):
+        line = f"{shlex.join(argv('run --dry-run --requests 1'))} {redirection}"
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done
+        assert "Traceback" not in done.stderr
     assert leftovers(home) == []
 
 

@@ -292,3 +292,18 @@ def test_up_imports_nothing_heavy(home: Home) -> None:
     argv = [sys.executable, "-c", code, *map(str, up(home, "--json"))]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(
+    run_emu: Callable[..., tuple[int, str, str]], home: Home
+) -> None:
+    run_emu(*up(home, "--name", "lab"))
+    Path(StateDirectory().load("lab").run_dir, "host0.log").write_text("a line\n" * 100_000)
+    command = [*COMMAND, "logs", "--name", "lab", "host0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as logs:
+        assert logs.stdout is not None
+        assert logs.stderr is not None
+        assert logs.stdout.readline() == b"a line\n"
+        logs.stdout.close()
+        assert logs.stderr.read() == b""
+        assert logs.wait(60) == 0

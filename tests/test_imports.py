@@ -21,16 +21,21 @@ MAY_IMPORT = {
     "host_memory": {"errors", "units"},
     "devdax": set(),
     "process": set(),
-    "store": {"layout", "pool"},  # of pool only a descriptor's wire form, late
+    "store": {"layout", "descriptor_wire"},  # the wire form late: it makes descriptors
+    "descriptor_wire": {"errors", "store"},
+    "suggest": set(),
+    "json_output": set(),
     "server": {"errors"},
     "registry": FOUNDATION,
     "numa": {"store", "_native"},
-    "pool": FOUNDATION | {"process", "_native"},
-    "timing": {"errors", "process", "_native"},
+    "pool": FOUNDATION | {"descriptor_wire", "process", "_native"},
+    "timing": {"errors", "suggest", "process", "_native"},
     "trace": {"errors"},
-    "provision": {"errors", "units", "server", "registry", "timing"} | HOST,
-    "probes": {"errors", "units", "host_memory", "numa", "provision", "_native"},
-    "sac": FOUNDATION | HOST | {"_native", "registry", "server", "timing", "trace", "provision"},
+    "provision": {"errors", "units", "suggest", "server", "registry", "timing"} | HOST,
+    "probes": {"errors", "units", "suggest", "host_memory", "numa", "provision", "_native"},
+    "sac": FOUNDATION
+    | HOST
+    | {"json_output", "suggest", "_native", "registry", "server", "timing", "trace", "provision"},
     "bench": FOUNDATION | {"_native", "registry", "server"},
 }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from emu.errors import UserError
-from emu.timing.system import System, make_clock
+from emu.timing.clock import make_clock
+from emu.timing.system import System
 
 ROW_BYTES = 1152
 ENTRIES = (64, 128, 256, 512, 1024, 2048)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from emu.cli.common import json_option, print_json
 from emu.errors import UserError
 from emu.host_memory import require_free
 
 if TYPE_CHECKING:
     from emu.bench.data_path import Workload
 
-SCHEMA_VERSION = 1
 ROW_BYTES = {"bf16": 1152, "fp8": 656}
 
 
@@ -24,7 +23,7 @@ ROW_BYTES = {"bf16": 1152, "fp8": 656}
 @click.option("--context", default=32768, show_default=True, type=click.IntRange(1), help="Tokens.")
 @click.option("--kv-dtype", default="bf16", show_default=True, type=click.Choice(list(ROW_BYTES)))
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(rounds: int, top_k: int, context: int, kv_dtype: str, seed: int, as_json: bool) -> None:
     """Time gather, scatter, flushes and the stores on this machine.
 
@@ -35,7 +34,7 @@ def command(rounds: int, top_k: int, context: int, kv_dtype: str, seed: int, as_
 
     result = run(Workload(ROW_BYTES[kv_dtype], top_k, context, seed), rounds)
     if as_json:
-        click.echo(json.dumps(result, indent=2))
+        print_json(result)
     else:
         _print(result)
 
@@ -66,7 +65,6 @@ def run(work: Workload, rounds: int) -> dict[str, Any]:
         )
         measured = report(groups, rounds)
     return {
-        "schema_version": SCHEMA_VERSION,
         "clock": "host",
         "cpu_features": _native.visibility_features(),
         "rounds": rounds,

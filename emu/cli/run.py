@@ -124,7 +124,7 @@ from emu.cli.options import SIZE
 @click.option("--profile", help="System profile [default: the testbed's, or sac-server].")
 @click.option(
     "--seed",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 2**63 - 1),
     default=0,
     show_default=True,
     help="Of weights, prompts and the generated trace.",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import subprocess
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from emu.provision.process import ProcessId, boot_id, identify, is_running
 from emu.provision.runner import Runner
 from emu.provision.spec import Flags, check_name, make_spec
 from emu.provision.state import StateDirectory
+from emu.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -137,9 +138,9 @@ class Testbed:
             UserError: no such host.
         """
         if host not in self.hosts:
-            close = difflib.get_close_matches(host, self.hosts, 1) or self.hosts
             raise UserError(
-                f"testbed {self.name!r} has no host {host!r}", remedy=f"for instance {close[0]}"
+                f"testbed {self.name!r} has no host {host!r}",
+                remedy=did_you_mean(host, self.hosts),
             )
         return host_env(self.record, host)
 
@@ -277,8 +278,12 @@ def testbed(
         flags: driver, device_size, hosts, coherence, profile, rdma: as the flags of `emu up`.
 
     Raises:
-        UserError, HostError, TestbedError: as `emu up`.
+        UserError, HostError, TestbedError: as `emu up`; UserError also for a flag that it has not.
     """
+    known = [field.name for field in fields(Flags)]
+    for flag in flags:
+        if flag not in known:
+            raise UserError(f"testbed() has no flag {flag!r}", remedy=did_you_mean(flag, known))
     state = StateDirectory()
     chosen = Flags(cxl_devices=cxl_devices, name=name or _free_name(state), **flags)
     spec = make_spec(chosen, Path(spec_file) if spec_file is not None else None)

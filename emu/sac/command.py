@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import contextmanager
@@ -14,11 +13,11 @@ from rich.console import Console
 
 from emu import host_memory
 from emu.errors import UserError, WorkerError
+from emu.json_output import json_text
 from emu.provision.facts import SHM, free_bytes
 from emu.provision.process import boot_id, identify
 from emu.provision.testbed import Testbed, testbed
 from emu.sac.designs import parse_designs
-from emu.sac.figures import SCHEMA_VERSION
 from emu.sac.media import Media
 from emu.sac.memory import check_fits, peak_need
 from emu.sac.plan import (
@@ -31,7 +30,7 @@ from emu.sac.plan import (
     place,
 )
 from emu.sac.progress import TerminalProgress
-from emu.sac.report import FULL_WIDTH, table, write_files
+from emu.sac.report import FILES, FULL_WIDTH, table, write_files
 from emu.sac.session import Session, Setting, work_units
 from emu.timing.profile import DEFAULT_SYSTEM
 from emu.timing.system import System
@@ -114,7 +113,6 @@ class RunPlan:
     def to_json(self) -> dict[str, Any]:
         """Plain data, for --dry-run."""
         return {
-            "schema_version": SCHEMA_VERSION,
             "spec": asdict(self.spec),
             "designs": [design.name for design in self.designs],
             "requests": [
@@ -216,9 +214,7 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
     if out is not None:
         write_files(runs, out)
     if as_json:
-        sys.stdout.write(
-            json.dumps({"schema_version": SCHEMA_VERSION, "runs": runs}, indent=2) + "\n"
-        )
+        sys.stdout.write(json_text({"runs": runs}) + "\n")
     else:
         console = Console()
         if not console.is_terminal:
@@ -255,7 +251,7 @@ def run_command(options: RunOptions) -> None:
     plan = make_plan(spec, options, sizes)
     if options.dry_run:
         where = None if found is None else found.name
-        sys.stdout.write(json.dumps({"testbed": where, **plan.to_json()}, indent=2) + "\n")
+        sys.stdout.write(json_text({"testbed": where, **plan.to_json()}) + "\n")
         return
     if found is not None and found.record.guests:
         _refuse_what_guests_lack(plan)
@@ -344,9 +340,14 @@ def _output_directory(out: Path | None) -> Path | None:
     """
     if out is None:
         return None
-    existing = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    existing = next(p for p in (out.absolute(), *out.absolute().parents) if os.path.lexists(p))
     if not existing.is_dir():
-        raise UserError(f"--out {out}: {existing} is a file", remedy="name a directory")
+        raise UserError(
+            f"--out {out}: {existing} is a file, or leads nowhere", remedy="name a directory"
+        )
+    for name in FILES:
+        if (out / name).is_dir():
+            raise UserError(f"--out {out}: {out / name} is a directory", remedy="name another one")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(
             f"--out {out}: no permission to write in {existing}", remedy="name another directory"

@@ -172,6 +172,9 @@ def _chain(
     return tuple(block_hashes(_prompt(request, vocab, seed)[:rows], block_tokens))
 
 
+_LONGEST_MS = 30 * 24 * 3600 * 1000
+
+
 def place(requests: Sequence[Request], spec: RunSpec, run: str) -> list[RequestPlan]:
     """Give every request its GPU and its device: SAC's round-robin over GPU and device pairs.
 
@@ -193,6 +196,14 @@ def place(requests: Sequence[Request], spec: RunSpec, run: str) -> list[RequestP
                 f"request {number} has a prompt of {request.input_tokens} token: nothing to cache",
                 remedy="use prompts of 2 tokens or more (a larger --context)",
             )
+    first_ms = min(request.arrival_ms for request in requests)
+    span_ms = max(request.arrival_ms for request in requests) - first_ms
+    if spec.arrivals == "trace" and span_ms > _LONGEST_MS:
+        raise UserError(
+            f"the last request arrives {span_ms / 86_400_000:.0f} days after the first",
+            remedy="leave --arrivals trace out, or use fewer --requests of the trace",
+        )
+    requests = [replace(r, arrival_ms=r.arrival_ms - first_ms) for r in requests]
     devices = 1 if spec.placement == "single" else spec.devices
     return [
         RequestPlan(run, i, r, i % spec.active_gpus, i % devices) for i, r in enumerate(requests)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Run = dict[str, Any]
+FILES = ("runs.jsonl", "comparison.png")
+"""What write_files() makes."""
 
 
 FULL_WIDTH = 116
@@ -75,9 +77,8 @@ def _p50(percentiles: dict[str, float] | None) -> str:
 
 def write_files(runs: Sequence[Run], directory: Path) -> list[Path]:
     """runs.jsonl and comparison.png; the files written."""
-    lines = directory / "runs.jsonl"
+    lines, picture = (directory / name for name in FILES)
     lines.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    picture = directory / "comparison.png"
     _plot(runs, picture)
     return [lines, picture]
 

@@ -18,7 +18,8 @@ from emu.sac.oracle import OracleResult, run_oracle
 from emu.sac.plan import RequestPlan
 from emu.sac.prefill import PrefillInstance
 from emu.store import Descriptor, StoreOptions
-from emu.timing.system import System, make_clock
+from emu.timing.clock import make_clock
+from emu.timing.system import System
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -79,24 +79,26 @@ class Session:
         self._requests = [plan.to_json() for plan in plans]
         self._oracle_done = False
         self._workers: list[WorkerProcess] = []
+        self._players: dict[str, WorkerProcess] = {}
         try:
-            self._prefill, self._decode, self._oracle = (
-                self._start(role, asdict(spec)) for role in ("prefill", "decode", "oracle")
-            )
+            for host, roles in self._places():
+                worker = WorkerProcess(roles, host, asdict(spec), setting.testbed)
+                self._workers.append(worker)
+                self._players |= dict.fromkeys(roles, worker)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, role: str, spec: dict[str, Any]) -> WorkerProcess:
-        bed = self._setting.testbed
-        host = bed.hosts[-1 if role in self._far_roles() else 0]
-        worker = WorkerProcess(role, host, spec, bed)
-        self._workers.append(worker)
-        return worker
+    def _places(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Host and roles of each worker.
 
-    def _far_roles(self) -> tuple[str, ...]:
-        """Roles on the last host. A guest has few cores of its own: there the oracle leaves prefill alone."""
-        return ("decode", "oracle") if self._setting.testbed.record.guests else ("decode",)
+        In guests every import of torch costs half a minute of their one CPU: the oracle's work is done by the
+        decode worker, which has nothing to do meanwhile.
+        """
+        first, last = self._setting.testbed.hosts[0], self._setting.testbed.hosts[-1]
+        if self._setting.testbed.record.guests:
+            return [(first, ("prefill",)), (last, ("decode", "oracle"))]
+        return [(first, ("prefill",)), (last, ("decode",)), (first, ("oracle",))]
 
     def _borrow(self) -> bool:
         """Whether the last host shares the devices with the first one, but no directory."""
@@ -135,28 +137,31 @@ class Session:
             }
             deliveries = self._prefill_and_oracle(design, where)
             self._progress.phase(f"{design.name}: decode")
-            decoded = self._call(self._decode, self._decode_message(design, where, deliveries))
+            decoded = self._call("decode", self._decode_message(design, where, deliveries))
             self._fetch_oplog(design)
             records = sorted(
                 (Record.from_json(data) for data in decoded["records"]), key=lambda r: r.number
             )
             self._progress.phase(f"{design.name}: compare every byte")
             verdict = self._verify(where, records, decoded["descriptors"])
-            for worker in (self._decode, self._prefill):
-                self._call(worker, {"do": "release"})
+            for role in ("decode", "prefill"):
+                self._call(role, {"do": "release"})
         return run_figures(design.name, decoded["clock"], records, decoded["totals"], verdict)
 
-    def _call(self, worker: WorkerProcess, message: dict[str, Any]) -> Any:
-        return call_all([Call(worker, message)], self._workers, self._progress.tick)[0]
+    def _to(self, role: str, message: dict[str, Any]) -> Call:
+        return Call(self._players[role], {"role": role, **message})
+
+    def _call(self, role: str, message: dict[str, Any]) -> Any:
+        return call_all([self._to(role, message)], self._workers, self._progress.tick)[0]
 
     def _prefill_and_oracle(self, design: Design, where: dict[str, Any]) -> list[dict[str, Any]]:
         """Prefill; beside the first one the oracle does its in-memory run on the other core."""
-        calls = [Call(self._prefill, {"do": "prefill", **where})]
+        calls = [self._to("prefill", {"do": "prefill", **where})]
         if self._oracle_done:
             self._progress.phase(f"{design.name}: prefill")
         else:
             self._progress.phase(f"{design.name}: prefill, and the in-memory oracle")
-            calls.append(Call(self._oracle, {"do": "oracle", "requests": self._requests}))
+            calls.append(self._to("oracle", {"do": "oracle", "requests": self._requests}))
         deliveries: list[dict[str, Any]] = call_all(calls, self._workers, self._progress.tick)[0]
         self._oracle_done = True
         return deliveries
@@ -200,7 +205,7 @@ class Session:
             "descriptors": descriptors,
             "tokens": tokens,
         }
-        verdicts = self._call(self._oracle, message)
+        verdicts = self._call("oracle", message)
         return Verdict(
             tokens_match=all(v["tokens"] for v in verdicts),
             kv_bytes_match=not any(v["difference"] for v in verdicts),
