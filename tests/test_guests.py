@@ -261,6 +261,45 @@ def test_fio_writes_in_one_host_and_verifies_in_the_other(bed: Testbed) -> None:
     assert bed.exec("host1", [*job, "--verify_only"], timeout_s=120).returncode != 0
 
 
+# -- the SAC path -----------------------------------------------------------------------------------------
+def test_prefill_in_one_host_decode_in_the_other_every_byte_checked(
+    bed: Testbed, tmp_path: Path
+) -> None:
+    for path in bed.devices:  # earlier tests left foreign bytes where the pool's header goes
+        with Path(path).open("r+b") as device:
+            device.write(bytes(4096))
+    command = ["run", "--name", bed.name, "--backend", "cxl", "--model", "tiny", "--json"]
+    command += ["--devices", "2", "--gpus", "2", "--requests", "2", "--context", "140"]
+    command += ["--output-tokens", "4", "--out", str(tmp_path / "out")]
+    code = "import sys; from emu.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command],
+        capture_output=True,
+        text=True,
+        timeout=840,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["runs"]
+    assert (result["backend"], result["tokens_match"], result["kv_bytes_match"]) == (
+        "cxl",
+        True,
+        True,
+    )
+    assert (tmp_path / "out" / "ops-cxl.jsonl").stat().st_size > 0, "written in host1, brought out"
+    for path in bed.devices[:2]:
+        with Path(path).open("rb") as device:
+            assert device.read(8) == b"EMUPOOL1", "the guests' pool is this file"
+
+
+def test_a_design_that_guests_cannot_share_is_refused(bed: Testbed) -> None:
+    code = "import sys; from emu.cli import main; main()"
+    command = [sys.executable, "-c", code, "run", "--name", bed.name, "--backend", "dram"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "memory that the testbed's guests do not share" in done.stderr
+
+
 # -- modes and faults -------------------------------------------------------------------------------------
 NUMA_STORE = """
 import json, sys

@@ -12,7 +12,7 @@ from emu.guest.session import checked, open_session
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from emu.provision.guest_plan import Guest
+    from emu.guest.guest import Guest
 
 CHUNK = 1 << 18
 

@@ -8,7 +8,7 @@ from emu.errors import TestbedError, UserError
 from emu.guest.session import ask
 
 if TYPE_CHECKING:
-    from emu.provision.guest_plan import Guest
+    from emu.guest.guest import Guest
     from emu.provision.testbed import Testbed
 
 MODE_TIMEOUT_S = 120.0

@@ -20,7 +20,7 @@ from emu.provision.state import ProcessRecord
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from emu.provision.guest_plan import Guest
+    from emu.guest.guest import Guest
     from emu.provision.testbed import Testbed
 
 Sink = Callable[[bytes], None]

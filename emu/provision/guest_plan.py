@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from emu.errors import UserError
+from emu.guest.guest import Guest
 from emu.provision import guests
 from emu.provision.guest_facts import GuestFacts
 from emu.provision.steps import MakeFile, MakeScratch, SetUpGuest, StartGuest, StartProcess, Step
@@ -20,25 +20,6 @@ if TYPE_CHECKING:
 
 QEMU_BYTES = 256 << 20
 """What a QEMU process needs beside its guest's memory (measured: 100 to 200 MiB of translated code and tables)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guest:
-    """A guest as commands need to know it.
-
-    Attributes:
-        host: its name.
-        directory: where its sockets are.
-        ports: of its agent.
-        devices: paths of the pool's regions inside.
-        device_bytes: sizes of them.
-    """
-
-    host: str
-    directory: str
-    ports: int
-    devices: tuple[str, ...]
-    device_bytes: tuple[int, ...]
 
 
 def refuse_what_qemu_lacks(spec: TestbedSpec) -> Topology:

@@ -9,7 +9,7 @@ from emu.errors import EmuError, TestbedError
 from emu.provision.guests import qmp_socket
 
 if TYPE_CHECKING:
-    from emu.provision.guest_plan import Guest
+    from emu.guest.guest import Guest
 
 TIMEOUT_S = 60.0
 

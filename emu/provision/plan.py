@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from emu.errors import HostError, TestbedError, UserError
 from emu.guest.session import agent_socket
 from emu.provision.guest_plan import (
-    Guest,
     guest_memory_bytes,
     guest_steps,
     plan_guests,
@@ -30,6 +29,7 @@ from emu.server import READY
 from emu.units import format_size
 
 if TYPE_CHECKING:
+    from emu.guest.guest import Guest
     from emu.provision.facts import Facts
     from emu.provision.state import Record
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emu.errors import TestbedError
-from emu.provision.guest_plan import Guest
+from emu.guest.guest import Guest
 from emu.provision.plan import Device
 from emu.provision.process import ProcessId
 from emu.provision.steps import Step, step_from_json, step_to_json

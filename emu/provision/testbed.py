@@ -24,7 +24,7 @@ from emu.suggest import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from emu.provision.guest_plan import Guest
+    from emu.guest.guest import Guest
     from emu.provision.state import Record
 
 DEFAULT_NAME = "default"
