@@ -6,7 +6,6 @@ A probe returns why it failed; what that costs and what mends it stand beside it
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import importlib
 import mmap
@@ -255,19 +254,14 @@ def _fio() -> Verdict:
 
 
 def _kvm() -> Verdict:
-    """Never ok: only booting a guest proves KVM (a nested one dies in the guest's decompressor)."""
-    try:
-        fd = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        return False, f"/dev/kvm: {error.strerror}"
-    try:
-        version = fcntl.ioctl(fd, 0xAE00)  # KVM_GET_API_VERSION
-        os.close(fcntl.ioctl(fd, 0xAE01))  # KVM_CREATE_VM
-    except OSError as error:
-        return False, f"/dev/kvm opens, but makes no machine: {error.strerror}"
-    finally:
-        os.close(fd)
-    return False, f"/dev/kvm opens (API {version}) and makes a machine, which proves no guest boots"
+    """By the guest that `emu up` tries, too: /dev/kvm alone proves nothing."""
+    from emu.errors import HostError
+    from emu.provision.guest_facts import gather_guest_facts
+
+    found = gather_guest_facts()
+    if isinstance(found, HostError):
+        return False, f"not tried: {found.message}"
+    return found.accelerator == "kvm", found.accelerator_reason
 
 
 def _perf() -> Verdict:
@@ -286,7 +280,9 @@ def _perf() -> Verdict:
 
 
 _NO_GUESTS = "emu up --driver qemu is refused; auto takes the local driver"
-_NONE_NOW = "nothing in this version: its only driver, local, does without"
+_NONE_NOW = (
+    "no soft-RoCE on this machine itself; guests have their own, the local driver does without"
+)
 PROBES: dict[str, _Probe] = {
     "python": _Probe(_python, "emu runs on Linux x86-64 only", "use such a machine"),
     "native": _Probe(
@@ -334,7 +330,9 @@ PROBES: dict[str, _Probe] = {
         "apt install perftest ibverbs-utils",
     ),
     "fio": _Probe(_fio, "fio cannot try a guest's devdax", "apt install fio"),
-    "kvm": _Probe(_kvm, _NONE_NOW, "nothing to do; QEMU works without it, slower"),
+    "kvm": _Probe(
+        _kvm, "guests run by TCG: about ten times slower", "nothing to do; everything works so"
+    ),
     "perf": _Probe(
         _perf,
         "no hardware counters beside the figures of emu bench",

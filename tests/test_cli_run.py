@@ -160,7 +160,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(home: Home, tmp_path: Path) ->
     one_line(emu(f"run --out {tmp_path}/loop"), 1, "leads nowhere")
     (tmp_path / "out" / "runs.jsonl").mkdir(parents=True)
     one_line(emu(f"run --out {tmp_path}/out"), 1, "runs.jsonl is a directory")
-    one_line(emu("run --profile /dev/zero"), 1, "not a regular file")
+    one_line(emu("run --profile /dev/zero"), 1, "/dev/zero")
     one_line(emu("up -f /dev/zero"), 1, "not a regular file")
     one_line(emu("run --seed 18446744073709551616"), 2, "--seed")
     one_line(emu("run --devices 0"), 2, "--devices")

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from emu.errors import HostError
+from emu.provision.accelerator import choose_accelerator
 from emu.provision.guest_image import DATA, guest_image
 from emu.provision.guests import Machine
 
@@ -43,7 +44,8 @@ class GuestFacts:
 
     def describe(self) -> str:
         """In a few words."""
-        return f"QEMU {self.version} and kernel {self.image.version}, by {self.accelerator}: {self.accelerator_reason}"
+        accelerator = f"{self.accelerator} ({self.accelerator_reason})"
+        return f"QEMU {self.version} and kernel {self.image.version}, by {accelerator}"
 
 
 def load_machine(name: str = "default") -> Machine:
@@ -88,5 +90,6 @@ def gather_guest_facts() -> GuestFacts | HostError:
         path, version = qemu_program()
     except HostError as error:
         return error
-    reason = "KVM is not tried: released QEMUs fault on vector instructions to CXL memory under it"
-    return GuestFacts(path, version, "tcg", reason, image, load_machine())
+    machine = load_machine()
+    verdict = choose_accelerator(path, version, image, machine)
+    return GuestFacts(path, version, verdict.accelerator, verdict.reason, image, machine)

@@ -67,7 +67,7 @@ class GuestSpec:
         number: of the host, from 0.
         backings: the devices' memory.
         topology: how they hang together.
-        switch_socket: of the guests' private network.
+        switch_socket: of the guests' private network, None for a guest without one.
     """
 
     qemu: str
@@ -79,7 +79,7 @@ class GuestSpec:
     number: int
     backings: tuple[Backing, ...]
     topology: Topology
-    switch_socket: str
+    switch_socket: str | None
 
 
 def _value(text: str) -> str:
@@ -158,6 +158,8 @@ def _agent(directory: str, ports: int) -> list[str]:
 
 def _network(guest: GuestSpec) -> list[str]:
     """Our switch, for a lone guest, too: an interface on an empty hub has a carrier but its sends time out."""
+    if guest.switch_socket is None:
+        return []
     net = f"stream,id=net0,server=off,addr.type=unix,addr.path={_value(guest.switch_socket)}"
     device = f"virtio-net-pci,bus=pcie.0,id=nic0,netdev=net0,mac={mac(guest.number)},host_mtu={MTU}"
     return ["-netdev", net, "-device", device]
