@@ -20,6 +20,9 @@ class Host {
   // Whether a participant's process is certainly gone: false where that cannot be known from here.
   virtual bool proven_dead(const Identity& who) = 0;
 
+  // Told of every transaction that is part of the history, in order: for the simulator.
+  virtual void believes(uint64_t number, uint64_t place) { (void)number, (void)place; }
+
   // Who this process is; epoch, state and expiry are filled in by the participant.
   virtual Identity self() = 0;
 };

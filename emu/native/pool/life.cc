@@ -24,7 +24,6 @@ void Participant::write_identity(uint32_t state) {
   who.state = state;
   who.expiry_ms = static_cast<uint32_t>(timeouts_.expiry_ns / 1'000'000);
   registers_.store(slot_, Register::kIdentity, who, Site::kFlushIdentity);
-  memory_.fence(Site::kFenceIdentity);
 }
 
 // First one that nobody has, then one whose last participant is certainly gone.
@@ -81,24 +80,35 @@ void Participant::beat() {
   Heartbeat beats[kSlots];
   for (int slot = 0; slot < geometry_.slots; ++slot)
     beats[slot] = registers_.load<Heartbeat>(slot, Register::kHeartbeat).value_or(Heartbeat{});
+  // Silence lasts from after a look to before a later one: a pause of the observer's own is no silence of others.
+  const int64_t seen_ns = host_.now_ns();
   const std::lock_guard guard(watch_lock_);
+  looked_ns_ = now;
   for (int slot = 0; slot < geometry_.slots; ++slot) {
     const Heartbeat& seen = beats[slot];
     Watched& known = watched_[slot];
     if (known.since_ns == 0 || seen.epoch != known.epoch || seen.counter != known.counter)
-      known = Watched{seen.epoch, seen.counter, now};
+      known = Watched{seen.epoch, seen.counter, seen_ns};
   }
 }
 
-Participant::Watched Participant::watched(int slot) {
+// How long a participant of that epoch has shown no heartbeat to this one.
+int64_t Participant::silence_ns(int slot, uint32_t epoch) {
   const std::lock_guard guard(watch_lock_);
-  return watched_[slot];
+  Watched seen = watched_[slot];
+  if (seen.epoch != epoch) {  // it has joined, and no heartbeat of it was seen yet
+    Watched& known = joined_[slot];
+    if (known.epoch != epoch) known = Watched{epoch, 0, host_.now_ns()};
+    seen = known;
+  }
+  return seen.since_ns ? looked_ns_ - seen.since_ns : 0;
 }
 
-bool Participant::expired() { return !memory_.check(host_.now_ns() < deadline_, Site::kCheckExpiry); }
+bool Participant::expired() { return host_.now_ns() >= deadline_; }
 
 void Participant::stop(const std::string& why) {
   stopped_ = true;
+  memory_.fence(Site::kFenceStop);
   if (slot_ >= 0) write_identity(kStopped);
   throw Fault{Fault::kExpired, why};
 }
@@ -113,9 +123,7 @@ void Participant::validate() {
 bool Participant::gone(int slot) {
   if (certain(slot)) return true;
   const Identity who = identity(slot);
-  const Watched seen = watched(slot);
-  if (seen.since_ns == 0) return false;
-  const int64_t silent_ns = host_.now_ns() - seen.since_ns;
+  const int64_t silent_ns = silence_ns(slot, who.epoch);
   if (state_.members[slot].seat == Seat::kQuarantined) return silent_ns > timeouts_.quarantine_ns;
   return silent_ns > static_cast<int64_t>(who.expiry_ms) * 1'000'000;
 }

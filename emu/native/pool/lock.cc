@@ -110,6 +110,7 @@ void Participant::bury_the_dead(bool look) {
 void Participant::transact(const Plan& plan) {
   validate();
   records_.clear();
+  undecided_.clear();
   try {
     lock();
     bury_the_dead(false);
@@ -139,6 +140,7 @@ void Participant::give_up(const Fault& fault) {
   } else if (fault.kind == Fault::kDamaged) {
     unlock();
     stopped_ = true;
+    memory_.fence(Site::kFenceStop);
     write_identity(kStopped);
   }
 }

@@ -19,7 +19,10 @@ static_assert(sizeof(Head) == kHead);
 
 uint64_t lines_of(uint64_t record_bytes) { return (kHead + record_bytes + kPayload - 1) / kPayload; }
 
-uint64_t line_seq(uint64_t number, uint32_t epoch) { return number << 16 | (epoch & 0xFFFF); }
+// What a log's line says of itself: its number, whether a transaction begins there, its writer's epoch.
+uint64_t line_seq(uint64_t number, bool begins, uint32_t epoch) {
+  return number << 17 | static_cast<uint64_t>(begins) << 16 | (epoch & 0xFFFF);
+}
 
 }  // namespace
 
@@ -34,9 +37,10 @@ Line Participant::log_line(int slot, uint64_t number, uint32_t epoch, bool& ther
     news.partial = true;
     return line;
   }
-  const uint64_t found = line.seq >> 16;
-  const bool same_epoch = epoch == 0 || (line.seq & 0xFFFF) == (epoch & 0xFFFF);
-  there = memory_.check(found == number && same_epoch, Site::kCheckSequence);
+  const uint64_t found = line.seq >> 17;
+  const bool begins = epoch == 0;  // whoever's it is
+  const uint32_t writer = begins ? static_cast<uint32_t>(line.seq) : epoch;
+  there = memory_.check(line.seq == line_seq(number, begins, writer), Site::kCheckSequence);
   if (!there && found > number) news.overtaken = true;
   return line;
 }
@@ -48,7 +52,7 @@ bool Participant::read_transaction(int slot, uint64_t first, News& news) {
   const auto head = payload_as<Head>(line);
   const Member& member = state_.members[slot];
   const bool stray = head.epoch < member.epoch || (head.epoch == member.epoch && member.seat != Seat::kTaken);
-  if (stray || lines_of(head.nbytes) > geometry_.ring_lines / 4) return false;
+  if (stray || (head.epoch & 0xFFFF) != (line.seq & 0xFFFF) || lines_of(head.nbytes) > geometry_.ring_lines / 4) return false;
   Transaction one;
   one.number = head.number;
   one.predecessor = head.predecessor;
@@ -144,6 +148,8 @@ std::vector<const Transaction*> Participant::chain(const News& news, const Verdi
                                                        : branch.steps.size() > best.steps.size();
         if (better) best = std::move(branch);
       }
+      // Who is right may be known only once the steps before are applied: look again then.
+      if (!best.solid && !path.steps.empty()) return path;
       if (best.solid) path.solid = path.steps.size() + best.solid;
       path.steps.insert(path.steps.end(), best.steps.begin(), best.steps.end());
       return path;
@@ -153,6 +159,13 @@ std::vector<const Transaction*> Participant::chain(const News& news, const Verdi
   Path path = follow(state_.tip, state_.number);
   if (!writing) path.steps.resize(path.solid);
   return path.steps;
+}
+
+// Whether a transaction is where its writer's log goes on: what the condemned write behind its end is nothing.
+bool Participant::counts(const Transaction& one) const {
+  const Member& member = state_.members[one.slot];
+  const bool alive = one.epoch > member.epoch || (one.epoch == member.epoch && member.seat == Seat::kTaken);
+  return alive && one.first == member.log_end;
 }
 
 void Participant::apply(const Transaction& one) {
@@ -173,8 +186,18 @@ void Participant::take_news(bool writing) {
     if (news.found.empty()) return;
     const Verdicts verdicts = read_verdicts();
     const auto steps = chain(news, verdicts, writing);
-    for (const Transaction* one : steps) apply(*one);
-    if (steps.size() == news.found.size()) return;
+    size_t applied = 0;
+    for (const Transaction* one : steps) {
+      if (!counts(*one)) break;
+      apply(*one);
+      ++applied;
+      if (writing) undecided_.emplace_back(one->number, one->place());
+      else host_.believes(one->number, one->place());
+    }
+    if (slot_ >= 0 && state_.members[slot_].epoch == epoch_ && state_.members[slot_].seat != Seat::kTaken)
+      stop("others have declared it dead");
+    if (applied == news.found.size()) return;
+    if (applied && (writing || applied < steps.size())) continue;
     // What is left belongs to condemned writers, or follows something that was not there yet when we looked.
     const bool unexplained = std::any_of(news.found.begin(), news.found.end(), [&](const Transaction& one) {
       return one.number > state_.number && !condemned(verdicts, one.slot, one.epoch);
@@ -211,7 +234,7 @@ void Participant::commit() {
   std::copy(records_.begin(), records_.end(), body.begin() + kHead);
   for (uint64_t i = 0; i < one.lines; ++i) {
     Line line;
-    line.seq = line_seq(one.first + i, epoch_);
+    line.seq = line_seq(one.first + i, i == 0, epoch_);
     std::memcpy(line.payload, body.data() + i * kPayload, kPayload);
     const uint64_t offset = geometry_.ring_offset(slot_, one.first + i);
     line.check = line_check(line, geometry_.salt, offset);
@@ -219,6 +242,9 @@ void Participant::commit() {
   }
   memory_.fence(Site::kFenceCommit);
   check_verdict();
+  for (const auto& [number, place] : undecided_) host_.believes(number, place);
+  undecided_.clear();
+  host_.believes(one.number, one.place());
   records_.clear();
   state_.number = one.number;
   state_.tip = one.place();

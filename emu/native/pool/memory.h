@@ -34,7 +34,6 @@ enum class Site : int {
   kDropVerdicts,
   kFenceVerdicts,
   kCheckVerdict,    // a writer or reader that is condemned stops
-  kCheckExpiry,     //   or that has been silent too long
   kFlushBeat,       // heartbeats
   kDropBeats,
   kFenceBeats,
@@ -45,7 +44,7 @@ enum class Site : int {
   kDropSnapshot,
   kFenceSnapshotRead,
   kFlushIdentity,   // who has a slot
-  kFenceIdentity,
+  kFenceStop,       // whatever it has written is in memory before it says that it has stopped
   kDropIdentities,
   kFenceIdentities,
   kCount,

@@ -74,6 +74,7 @@ class Participant {
   uint32_t epoch_ = 0;
   bool stopped_ = false;
   std::vector<uint8_t> records_;  // emitted, not committed
+  std::vector<std::pair<uint64_t, uint64_t>> undecided_;  // transactions that count if the next commit does
   uint64_t freed_ = 0;            // lines of the own log before this one are in a snapshot
   Verdicts verdicts_;             // the own register
   Checkpoint checkpoint_;         // the own register
@@ -86,14 +87,15 @@ class Participant {
   };
   std::mutex watch_lock_;
   Watched watched_[kSlots];
-  int64_t quarantined_since_[kSlots] = {};
+  Watched joined_[kSlots];
+  int64_t looked_ns_ = 0;
 
   // life.cc
   void take_slot(int slot);
   void stop(const std::string& why);
   bool expired();
   void write_identity(uint32_t state);
-  Watched watched(int slot);
+  int64_t silence_ns(int slot, uint32_t epoch);
   bool certain(int slot);
 
   // lock.cc
@@ -119,6 +121,7 @@ class Participant {
   Line log_line(int slot, uint64_t number, uint32_t epoch, bool& there, News& news);
   void take_news(bool writing);
   std::vector<const Transaction*> chain(const News& news, const Verdicts& verdicts, bool writing) const;
+  bool counts(const Transaction& one) const;
   void apply(const Transaction& one);
   void commit();
   void write_checkpoint();

@@ -56,9 +56,10 @@ class Registers {
       const uint64_t offset = geometry_.register_offset(slot, which) + i * kLine;
       Line line;
       memory_.load(offset, &line, kLine);
+      if (is_zero(line)) continue;
       const bool whole = memory_.check(line.check == line_check(line, geometry_.salt, offset), Site::kCheckLine);
-      if (torn && !whole && !is_zero(line)) *torn = true;
-      if (whole && !is_zero(line) && (!best || line.seq > best->seq)) best = line;
+      if (torn && !whole) *torn = true;
+      if (whole && (!best || line.seq > best->seq)) best = line;
     }
     return best;
   }

@@ -8,13 +8,14 @@ namespace pool {
 ShadowPool::ShadowPool(uint8_t* medium_, size_t nbytes, uint64_t seed, Temper temper_)
     : medium(medium_), size(nbytes), temper(temper_), random_(seed * 2 + 1) {}
 
-bool ShadowPool::coin(unsigned one_in) {
-  if (temper == Temper::kLazy) return false;
+uint64_t ShadowPool::below(uint64_t n) {
   random_ ^= random_ << 13;
   random_ ^= random_ >> 7;
   random_ ^= random_ << 17;
-  return (random_ >> 33) % one_in == 0;
+  return (random_ >> 20) % n;
 }
+
+bool ShadowPool::coin(unsigned one_in) { return temper != Temper::kLazy && below(one_in) == 0; }
 
 void ShadowPool::record(Report report) {
   if (reports.size() < 64) reports.push_back(std::move(report));
@@ -27,9 +28,9 @@ ShadowHost::ShadowHost(ShadowPool& pool, int number)
 
 ShadowHost::~ShadowHost() { std::erase(pool_.hosts, this); }
 
-void ShadowHost::step() {
+void ShadowHost::step(int site) {
   ++steps;
-  if (before) before(steps);
+  if (before) before(site);
   meddle();
 }
 
@@ -64,13 +65,16 @@ void ShadowHost::invalidate(uint64_t line) {
   state_[line] = kInvalid;
 }
 
+// All of them, or some, in any order.
 void ShadowHost::finish_flushes(bool all) {
-  const size_t count = all ? flushes_.size() : (flushes_.size() + 1) / 2;
-  for (size_t i = 0; i < count; ++i) {
-    invalidate(flushes_[i]);
-    if (pool_.temper == Temper::kEager || pool_.coin(4)) fill(flushes_[i]);
+  for (size_t left = all ? flushes_.size() : (flushes_.size() + 1) / 2; left > 0; --left) {
+    const size_t at = all ? flushes_.size() - 1 : pool_.below(flushes_.size());
+    const uint64_t line = flushes_[at];
+    flushes_[at] = flushes_.back();
+    flushes_.pop_back();
+    invalidate(line);
+    if (pool_.temper == Temper::kEager || pool_.coin(2)) fill(line);
   }
-  flushes_.erase(flushes_.begin(), flushes_.begin() + static_cast<ptrdiff_t>(count));
 }
 
 // Streamed words arrive in any order; here from the last to the first, or in the order of a coin.
@@ -126,14 +130,14 @@ void ShadowHost::stream(uint64_t offset, const void* from, size_t nbytes) {
 }
 
 void ShadowHost::flush(uint64_t offset, size_t nbytes, Site site) {
-  step();
+  step(static_cast<int>(site));
   if (static_cast<int>(site) == left_out) return;
   for (uint64_t line = offset / kLine; line * kLine < offset + nbytes; ++line) flushes_.push_back(line);
   if (pool_.temper == Temper::kEager) finish_flushes(true);
 }
 
 void ShadowHost::fence(Site site) {
-  step();
+  step(static_cast<int>(site));
   if (static_cast<int>(site) == left_out) return;
   finish_flushes(true);
   drain(true);
@@ -147,14 +151,14 @@ bool ShadowHost::stale(uint64_t offset) const {
 }
 
 void ShadowHost::crash() {
+  const auto lost = [&] { return pool_.temper == Temper::kLazy || pool_.coin(pool_.loss); };
   for (uint64_t line = 0; line < state_.size(); ++line) {
-    if (state_[line] == kDirty && (pool_.temper == Temper::kEager || pool_.coin(2))) write_back(line);
+    if (state_[line] == kDirty && !lost()) write_back(line);
     state_[line] = kInvalid;
   }
-  while (!pieces_.empty()) {
-    if (pool_.coin(2)) std::memcpy(pool_.medium + pieces_.back().offset, &pieces_.back().word, sizeof(uint64_t));
-    pieces_.pop_back();
-  }
+  for (const Piece& piece : pieces_)
+    if (!lost()) std::memcpy(pool_.medium + piece.offset, &piece.word, sizeof(uint64_t));
+  pieces_.clear();
   flushes_.clear();
 }
 

@@ -36,10 +36,12 @@ class ShadowPool {
   uint8_t* medium;
   const size_t size;
   Temper temper;
+  unsigned loss = 2;  // of what a dying host had not written back, one word in that many is lost
   std::vector<ShadowHost*> hosts;
   std::vector<Report> reports;
 
   bool coin(unsigned one_in);
+  uint64_t below(uint64_t n);
   void record(Report report);
 
  private:
@@ -51,8 +53,8 @@ class ShadowHost : public Memory {
   ShadowHost(ShadowPool& pool, int number);
   ~ShadowHost() override;
 
-  // Called before every primitive, with its number: to switch hosts, or to throw where a host shall die.
-  std::function<void(uint64_t step)> before;
+  // Called before every primitive, with its Site (-1: a load or store): to switch hosts, or to throw where one dies.
+  std::function<void(int site)> before;
   int left_out = -1;  // a Site whose flush, fence or check is not done
   uint64_t steps = 0;
 
@@ -83,7 +85,7 @@ class ShadowHost : public Memory {
   std::vector<Piece> pieces_;      // streamed words, not yet in the medium
   std::vector<uint64_t> recent_;   // lines that the adversary likes to fill early
 
-  void step();
+  void step(int site = -1);
   void fill(uint64_t line);
   void write_back(uint64_t line);
   void invalidate(uint64_t line);

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include "fiber.h"
 #include "operations.h"
@@ -38,7 +39,7 @@ Geometry small_pool() {
   geometry.num_blocks = kBlocks;
   geometry.block_tokens = kTokensPerBlock;
   geometry.slots = 7;
-  geometry.ring_lines = 40;
+  geometry.ring_lines = 28;
   geometry.snapshot_lines = 48;
   geometry.meta_offset = kSuperblock + kBlocks * kTokensPerBlock * kLine;
   return geometry;
@@ -64,6 +65,14 @@ struct Truth {
 
 class Theatre;
 
+// What befalls a host: at a step, or at the n-th time that it comes to a Site.
+struct Strike {
+  enum Kind { kNone, kCrash, kPause, kStall } kind = kNone;
+  int64_t step = -1;
+  int site = -1;
+  uint64_t times = 0;
+};
+
 class Actor : public Host {
  public:
   Actor(Theatre& theatre, int number, uint64_t seed);
@@ -74,7 +83,7 @@ class Actor : public Host {
 
   void play();  // the fiber's body
   void beat();
-  void before(uint64_t step);
+  void before(int site);
   void find_what_is_surely_there();
   void mourn();  // what only this host held is not sure any more
 
@@ -84,10 +93,12 @@ class Actor : public Host {
   std::unique_ptr<ShadowHost> memory;
   std::unique_ptr<Participant> self_;
   std::unique_ptr<Fiber> fiber;
+  void believes(uint64_t transaction, uint64_t place) override;
+
   int64_t asleep_until = 0, next_beat = 0;
+  bool silent = false, was_silent = false;  // while it is paused; whether it ever was
   int life = 0;
-  int64_t strike_at = -1;  // the step at which it dies or pauses
-  bool strike_pauses = false;
+  Strike strike;
   bool in_fiber = false;
   int scenes = 0;
 
@@ -123,7 +134,8 @@ class Theatre {
   unsigned switching;  // one primitive in that many lets another host run
   bool sure_of_death;  // whether the hosts can tell a dead host from a silent one
   std::vector<std::unique_ptr<Actor>> actors;
-  std::set<std::pair<int, int>> dead;  // (host, life)
+  std::set<std::pair<int, int>> dead;       // (host, life)
+  std::map<uint64_t, uint64_t> history;     // transaction -> where it is, as the hosts believe
 
  private:
   void last_scene();
@@ -143,14 +155,16 @@ Theatre::Theatre(const Plot& plot_)
   sure_of_death = random.below(2) == 0;
   const int count = 2 + static_cast<int>(random.below(2));
   for (int number = 0; number < count; ++number) actors.push_back(std::make_unique<Actor>(*this, number, random.below(1u << 30)));
+  pool.loss = random.below(2) ? 2 : 12;
+  const Strike::Kind kinds[] = {Strike::kCrash, Strike::kPause, Strike::kStall, Strike::kStall};
   if (plot.victim_step >= 0) {
-    actors[0]->strike_at = plot.victim_step;
-    actors[0]->strike_pauses = plot.pauses;
+    actors[0]->strike = Strike{plot.pauses ? Strike::kPause : Strike::kCrash, plot.victim_step, -1, 0};
     for (auto& actor : actors) actor->scenes = 3;
-  } else if (random.below(3)) {
-    Actor& victim = *actors[random.below(actors.size())];
-    victim.strike_at = static_cast<int64_t>(random.below(6000));
-    victim.strike_pauses = random.below(2);
+  } else {
+    for (auto& actor : actors)
+      if (random.below(3))
+        actor->strike = Strike{kinds[random.below(4)], -1, static_cast<int>(random.below(static_cast<uint64_t>(Site::kCount))),
+                               random.below(random.below(2) ? 4 : 24)};
   }
 }
 
@@ -244,8 +258,8 @@ void Actor::find_what_is_surely_there() {
 Actor::Actor(Theatre& theatre_, int number_, uint64_t seed)
     : theatre(theatre_), number(number_), random(seed), memory(std::make_unique<ShadowHost>(theatre_.pool, number_)) {
   memory->left_out = theatre.plot.left_out;
-  memory->before = [this](uint64_t step) { before(step); };
-  scenes = 3 + static_cast<int>(random.below(8));
+  memory->before = [this](int site) { before(site); };
+  scenes = 2 + static_cast<int>(random.below(theatre.plot.seed % 8 == 0 ? 24 : 4));
 }
 
 int64_t Actor::now_ns() { return theatre.now; }
@@ -267,23 +281,37 @@ Identity Actor::self() {
 }
 
 void Actor::beat() {
-  if (!self_ || self_->slot() < 0 || theatre.now < next_beat || asleep_until > theatre.now) return;
+  if (!self_ || self_->slot() < 0 || theatre.now < next_beat || silent) return;
   next_beat = theatre.now + kBeatNs;
   self_->beat();
 }
 
-void Actor::before(uint64_t step) {
+void Actor::before(int site) {
   if (!in_fiber) return;
   theatre.now += kStepNs;
-  if (strike_at >= 0 && step >= static_cast<uint64_t>(strike_at)) {
-    strike_at = -1;
-    if (!strike_pauses) throw Crash{};
-    mourn();
-    asleep_until = theatre.now + 4 * kExpiryNs;
-    fiber->yield();
-  } else if (random.below(theatre.switching) == 0) {
-    fiber->yield();
+  const bool now = strike.kind != Strike::kNone &&
+                   (strike.step >= 0 ? memory->steps >= static_cast<uint64_t>(strike.step)
+                                     : site == strike.site && strike.times-- == 0);
+  if (!now) {
+    if (random.below(theatre.switching) == 0) fiber->yield();
+    return;
   }
+  const auto kind = std::exchange(strike.kind, Strike::kNone);
+  if (kind == Strike::kCrash) throw Crash{};
+  if (kind == Strike::kPause) {
+    mourn();
+    silent = was_silent = true;
+    asleep_until = theatre.now + 4 * kExpiryNs;
+  } else {
+    asleep_until = theatre.now + static_cast<int64_t>(random.below(3000)) * kStepNs;
+  }
+  fiber->yield();
+  silent = false;
+}
+
+void Actor::believes(uint64_t transaction, uint64_t place) {
+  const auto [known, fresh] = theatre.history.emplace(transaction, place);
+  if (!fresh && known->second != place) theatre.fail("two hosts believe in different histories");
 }
 
 void Actor::mourn() {
@@ -307,10 +335,12 @@ void Actor::play() {
       self_.reset();
       ++life;
       asleep_until = theatre.now + static_cast<int64_t>(random.below(3)) * kExpiryNs;
+      silent = true;
       fiber->yield();
+      silent = false;
     } catch (const Fault& fault) {
       if (fault.kind != Fault::kExpired) theatre.fail("a fault: " + fault.text);
-      else if (asleep_until == 0) theatre.fail("a host that never paused was declared dead");
+      else if (!was_silent) theatre.fail("a host that never paused was declared dead");
       ++theatre.result.expired;
       mourn();
       self_.reset();
@@ -333,13 +363,14 @@ void Actor::live() {
   Operations pool(*self_);
   while (scenes > 0 && theatre.result.violation.empty()) {
     --scenes;
+    if (random.below(8) == 0) break;  // and come again
     try {
       scene(pool);
     } catch (const Refusal&) {
       ++theatre.result.refused;
     }
   }
-  if (random.below(2)) {
+  if (scenes > 0 || random.below(2)) {
     mourn();
     self_->leave();
   }
@@ -417,7 +448,7 @@ void Actor::publish_one(Operations& pool) {
   self_->validate();
   truth.entries[held.generation].begun = true;
   pool.publish({{held.lease, want.prompt_tokens}});
-  if (asleep_until == 0 || held_.contains(held.generation)) truth.entries[held.generation].confirmed = true;
+  if (!was_silent || held_.contains(held.generation)) truth.entries[held.generation].confirmed = true;
   ++theatre.result.published;
   if (random.below(3) == 0) {
     truth.entries[held.generation].holder = -1;
