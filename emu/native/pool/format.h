@@ -34,9 +34,6 @@ struct Geometry {
   int slots = kSlots;
 
   static constexpr uint64_t kRegisterLines = 16;
-  static uint64_t default_ring_lines(uint64_t blocks) { return 1024 + blocks; }
-  static uint64_t default_snapshot_lines(uint64_t blocks) { return 512 + 3 * blocks; }
-
   uint64_t slot_bytes() const { return (kRegisterLines + ring_lines + 2 * snapshot_lines) * kLine; }
   uint64_t end() const { return meta_offset + static_cast<uint64_t>(slots) * slot_bytes(); }
   uint64_t slot_offset(int slot) const { return meta_offset + static_cast<uint64_t>(slot) * slot_bytes(); }

@@ -27,7 +27,7 @@ void Participant::write_identity(uint32_t state) {
 }
 
 // First one that nobody has, then one whose last participant is certainly gone.
-void Participant::join(int first, int last) {
+void Participant::take(int first, int last) {
   for (const bool certainly_gone : {false, true})
     for (int slot = first; slot < last; ++slot) {
       const Seat seat = state_.members[slot].seat;
@@ -50,7 +50,11 @@ void Participant::take_slot(int slot) {
   freed_ = 0;
   deadline_ = host_.now_ns() + timeouts_.expiry_ns / 2;
   write_identity(kOpen);
+  seated_ = true;
   beat();
+}
+
+void Participant::enter() {
   reload();  // the latest snapshot says which part of this slot's log is free
   transact([&](bool) {
     emit(Writer().put(Op::kJoin).put(epoch_));
@@ -71,12 +75,13 @@ void Participant::leave() {
 void Participant::beat() {
   memory_.usable();
   const int64_t now = host_.now_ns();
-  if (slot_ >= 0 && now < deadline_) {  // too late: it must not come back
+  const bool lives = seated_ && now < deadline_;  // too late: it must not come back
+  if (lives) {
     registers_.store(slot_, Register::kHeartbeat, Heartbeat{epoch_, ++counter_}, Site::kFlushBeat);
   }
-  registers_.drop_all(Register::kHeartbeat, Site::kDropBeats);
+  registers_.drop_all(slot_, Register::kHeartbeat, Site::kDropBeats);
   memory_.fence(Site::kFenceBeats);
-  if (slot_ >= 0 && now < deadline_) deadline_ = now + timeouts_.expiry_ns / 2;
+  if (lives) deadline_ = now + timeouts_.expiry_ns / 2;
   Heartbeat beats[kSlots];
   for (int slot = 0; slot < geometry_.slots; ++slot)
     beats[slot] = registers_.load<Heartbeat>(slot, Register::kHeartbeat).value_or(Heartbeat{});

@@ -8,7 +8,7 @@ namespace pool {
 void Participant::lock() {
   registers_.store(slot_, Register::kTicket, Ticket{epoch_, 1, 0}, Site::kFlushTicket);
   memory_.fence(Site::kFenceChoosing);
-  registers_.drop_all(Register::kTicket, Site::kDropNumbers);
+  registers_.drop_all(slot_, Register::kTicket, Site::kDropNumbers);
   memory_.fence(Site::kFenceNumbers);
   uint64_t highest = 0;
   for (int other = 0; other < geometry_.slots; ++other)
@@ -63,7 +63,7 @@ void Participant::condemn(int slot, uint32_t epoch) {
 
 // For each slot a condemned epoch that is this participant's own, or that of a member.
 Verdicts Participant::read_verdicts() {
-  registers_.drop_all(Register::kVerdicts, Site::kDropVerdicts);
+  registers_.drop_all(slot_, Register::kVerdicts, Site::kDropVerdicts);
   memory_.fence(Site::kFenceVerdicts);
   Verdicts found;
   for (int judge = 0; judge < geometry_.slots; ++judge) {
@@ -98,9 +98,12 @@ void Participant::bury_the_dead(bool look) {
   for (int slot = 0; slot < geometry_.slots; ++slot) {
     const Member& member = state_.members[slot];
     if (slot == slot_) continue;
-    if (member.seat == Seat::kTaken && condemned(verdicts, slot, member.epoch)) {
-      const uint8_t proven = certain(slot);
-      emit(Writer().put(Op::kDead).put(static_cast<uint8_t>(slot)).put(member.log_end).put(proven));
+    // The epoch that was condemned: this member's, or that of one who was about to join.
+    const auto ahead = static_cast<uint16_t>(verdicts.epoch[slot] - member.epoch);
+    const bool due = ahead == 0 ? member.seat == Seat::kTaken : ahead < 0x8000;
+    if (verdicts.epoch[slot] != 0 && due) {
+      const Dead dead{static_cast<uint8_t>(slot), static_cast<uint8_t>(certain(slot)), member.epoch + ahead, member.log_end};
+      emit(dead.write());
     } else if (look && member.seat == Seat::kQuarantined && gone(slot)) {
       emit(Writer().put(Op::kClear).put(static_cast<uint8_t>(slot)));
     }

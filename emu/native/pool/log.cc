@@ -1,6 +1,5 @@
 // The logs: reading what others wrote, choosing the history that counts, writing one's own, snapshots.
 #include <algorithm>
-#include <unordered_map>
 
 #include "participant.h"
 
@@ -105,62 +104,6 @@ Participant::News Participant::collect() {
   return news;
 }
 
-// The transactions that follow the applied ones. Readers take only what ends in one whose writer nobody condemned;
-// a writer, which has condemned whom it must and is alone, also takes what is there of the condemned.
-std::vector<const Transaction*> Participant::chain(const News& news, const Verdicts& verdicts, bool writing) const {
-  std::unordered_map<uint64_t, std::vector<const Transaction*>> after;
-  for (const Transaction& one : news.found)
-    if (one.number > state_.number) after[one.predecessor].push_back(&one);
-  struct Path {
-    std::vector<const Transaction*> steps;
-    size_t solid = 0;  // steps up to the last one whose writer is not condemned
-  };
-  const auto kills = [](const Transaction& one, int slot) {  // the dead come first
-    constexpr size_t kDeadBytes = 11;
-    for (size_t at = 0; at + kDeadBytes <= one.records.size(); at += kDeadBytes) {
-      if (one.records[at] != static_cast<uint8_t>(Op::kDead)) break;
-      if (one.records[at + 1] == slot) return true;
-    }
-    return false;
-  };
-  const std::function<Path(uint64_t, uint64_t)> follow = [&](uint64_t place, uint64_t number) {
-    Path path;
-    for (auto next = after.find(place); next != after.end(); next = after.find(place)) {
-      if (next->second.size() == 1) {
-        const Transaction* one = next->second.front();
-        if (one->number != ++number) return path;
-        path.steps.push_back(one);
-        if (!condemned(verdicts, one->slot, one->epoch)) path.solid = path.steps.size();
-        place = one->place();
-        continue;
-      }
-      Path best;
-      for (const Transaction* one : next->second) {
-        if (one->number != number + 1) continue;
-        Path branch = follow(one->place(), one->number);
-        if (branch.solid) ++branch.solid;
-        else if (!condemned(verdicts, one->slot, one->epoch)) branch.solid = 1;
-        branch.steps.insert(branch.steps.begin(), one);
-        if (branch.solid && best.solid) throw Fault{Fault::kDamaged, "the log has two histories"};
-        const bool same = !best.steps.empty() && branch.solid == best.solid && branch.steps.size() == best.steps.size();
-        const bool better = branch.solid != best.solid ? branch.solid > best.solid
-                            : same                     ? kills(*one, best.steps.front()->slot)
-                                                       : branch.steps.size() > best.steps.size();
-        if (better) best = std::move(branch);
-      }
-      // Who is right may be known only once the steps before are applied: look again then.
-      if (!best.solid && !path.steps.empty()) return path;
-      if (best.solid) path.solid = path.steps.size() + best.solid;
-      path.steps.insert(path.steps.end(), best.steps.begin(), best.steps.end());
-      return path;
-    }
-    return path;
-  };
-  Path path = follow(state_.tip, state_.number);
-  if (!writing) path.steps.resize(path.solid);
-  return path.steps;
-}
-
 // Whether a transaction is where its writer's log goes on: what the condemned write behind its end is nothing.
 bool Participant::counts(const Transaction& one) const {
   const Member& member = state_.members[one.slot];
@@ -185,7 +128,9 @@ void Participant::take_news(bool writing) {
     }
     if (news.found.empty()) return;
     const Verdicts verdicts = read_verdicts();
-    const auto steps = chain(news, verdicts, writing);
+    const auto steps = choose_history(news.found, state_.tip, state_.number, writing, [&](const Transaction& one) {
+      return condemned(verdicts, one.slot, one.epoch);
+    });
     size_t applied = 0;
     for (const Transaction* one : steps) {
       if (!counts(*one)) break;
@@ -272,7 +217,7 @@ void Participant::write_checkpoint() {
 }
 
 std::vector<Checkpoint> Participant::checkpoints() {
-  registers_.drop_all(Register::kCheckpoint, Site::kDropCheckpoints);
+  registers_.drop_all(slot_, Register::kCheckpoint, Site::kDropCheckpoints);
   memory_.fence(Site::kFenceCheckpoints);
   std::vector<Checkpoint> all(static_cast<size_t>(geometry_.slots));
   for (int slot = 0; slot < geometry_.slots; ++slot)

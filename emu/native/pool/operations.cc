@@ -39,7 +39,7 @@ bool Operations::check_keys(const std::vector<Wanted>& wanted, bool buried) cons
 Operations::Plan Operations::plan_room(const std::vector<Wanted>& wanted, bool& enough) const {
   Plan plan;
   std::unordered_set<int32_t> pinned;
-  uint64_t fresh = 0, bytes = 0;
+  uint64_t fresh = 0, bytes = 0, record_bytes = 0;  // bytes: of the state
   for (const Wanted& want : wanted) {
     auto& run = plan.shared.emplace_back();
     for (const Hash& hash : want.hashes) {
@@ -50,8 +50,9 @@ Operations::Plan Operations::plan_room(const std::vector<Wanted>& wanted, bool& 
     }
     fresh += want.blocks - run.size();
     bytes += 88 + want.key.size() + 28 * want.blocks + 16 * want.hashes.size();
+    record_bytes += 25 + want.key.size() + 4 * want.blocks + 8 * run.size() + 16 * (want.hashes.size() - run.size());
   }
-  if (bytes > self_.transaction_bytes()) throw Refusal(Refusal::kTooLarge, wanted.front().key, bytes);
+  if (record_bytes > self_.transaction_bytes()) throw Refusal(Refusal::kTooLarge, wanted.front().key, record_bytes);
   uint64_t free = state().free_count(), all_bytes = state().bytes;
   const auto short_of = [&] { return free < fresh || all_bytes + bytes > self_.state_bytes(); };
   enough = !short_of();
@@ -67,8 +68,8 @@ Operations::Plan Operations::plan_room(const std::vector<Wanted>& wanted, bool& 
     for (const int32_t block : victim.blocks)
       if (++let_go[block] == state().holders(block) && !pinned.contains(block)) ++free, all_bytes -= 24;
   }
-  if (9 * plan.evicted.size() + bytes > self_.transaction_bytes())
-    throw Refusal(Refusal::kTooLarge, wanted.front().key, 9 * plan.evicted.size() + bytes);
+  record_bytes += 9 * plan.evicted.size();
+  if (record_bytes > self_.transaction_bytes()) throw Refusal(Refusal::kTooLarge, wanted.front().key, record_bytes);
   return plan;
 }
 

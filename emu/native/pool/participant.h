@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "host.h"
+#include "history.h"
 #include "registers.h"
 #include "state.h"
 
@@ -19,23 +20,15 @@ struct Timeouts {
   int64_t quarantine_ns = 100'000'000'000;
 };
 
-// One transaction as it lies in a log.
-struct Transaction {
-  uint64_t number = 0, predecessor = 0, first = 0, lines = 0;
-  int slot = 0;
-  uint32_t epoch = 0;
-  std::vector<uint8_t> records;
-
-  uint64_t place() const { return (first + 1) << 8 | static_cast<uint64_t>(slot); }  // never 0
-};
-
 class Participant {
  public:
   Participant(Memory& memory, Host& host, const Geometry& geometry, Timeouts timeouts);
 
   // -- life
   // Take a slot of [first, last); the caller holds its machine's lock. Throws Fault::kBusy when none is free.
-  void join(int first, int last);
+  // From then on beat() is called in time, and enter() makes it a member.
+  void take(int first, int last);
+  void enter();
   void leave();
   // A heartbeat, and a look at everybody else's. May run on a thread of its own.
   void beat();
@@ -52,6 +45,8 @@ class Participant {
   bool anyone_to_bury();
   bool gone(int slot);  // proven dead, or silent for longer than it allows itself
   Identity identity(int slot);
+  bool certain(int slot);
+  int slots() const { return geometry_.slots; }
 
   // -- writing
   // Plan records on the newest state, in the lock; whatever emit() got is committed when it returns or throws.
@@ -60,8 +55,8 @@ class Participant {
   void transact(const Plan& plan);
   void emit(const Writer& records);
   // Bytes of records that one transaction takes at most.
-  uint64_t transaction_bytes() const { return geometry_.ring_lines / 4 * kPayload - 64; }
-  uint64_t state_bytes() const { return geometry_.snapshot_lines * kPayload - 1024; }
+  uint64_t transaction_bytes() const { return geometry_.ring_lines / 4 * kPayload - Dead::kBytes * static_cast<uint64_t>(geometry_.slots) - 32; }  // the dead's too
+  uint64_t state_bytes() const { return geometry_.snapshot_lines * kPayload - 512; }
 
  private:
   Memory& memory_;
@@ -73,6 +68,7 @@ class Participant {
   int slot_ = -1;
   uint32_t epoch_ = 0;
   bool stopped_ = false;
+  std::atomic<bool> seated_{false};
   std::vector<uint8_t> records_;  // emitted, not committed
   std::vector<std::pair<uint64_t, uint64_t>> undecided_;  // transactions that count if the next commit does
   uint64_t freed_ = 0;            // lines of the own log before this one are in a snapshot
@@ -96,7 +92,6 @@ class Participant {
   bool expired();
   void write_identity(uint32_t state);
   int64_t silence_ns(int slot, uint32_t epoch);
-  bool certain(int slot);
 
   // lock.cc
   void lock();
@@ -120,7 +115,6 @@ class Participant {
   bool read_body(int slot, Transaction& one, Line& line, News& news);
   Line log_line(int slot, uint64_t number, uint32_t epoch, bool& there, News& news);
   void take_news(bool writing);
-  std::vector<const Transaction*> chain(const News& news, const Verdicts& verdicts, bool writing) const;
   bool counts(const Transaction& one) const;
   void apply(const Transaction& one);
   void commit();

@@ -16,8 +16,10 @@ class Registers {
   void drop(int slot, Register which, Site site) {
     memory_.flush(geometry_.register_offset(slot, which), 2 * kLine, site);
   }
-  void drop_all(Register which, Site site) {
-    for (int slot = 0; slot < geometry_.slots; ++slot) drop(slot, which, site);
+  // Those of all others; the own one is written here alone.
+  void drop_all(int self, Register which, Site site) {
+    for (int slot = 0; slot < geometry_.slots; ++slot)
+      if (slot != self) drop(slot, which, site);
   }
 
   // The value, or nothing if it was never written whole. `torn`, where given, says that something is there.

@@ -67,10 +67,11 @@ class Theatre;
 
 // What befalls a host: at a step, or at the n-th time that it comes to a Site.
 struct Strike {
-  enum Kind { kNone, kCrash, kPause, kStall } kind = kNone;
+  enum Kind { kNone, kCrash, kPause, kStall, kMeet } kind = kNone;
   int64_t step = -1;
   int site = -1;
   uint64_t times = 0;
+  int until_site = -1;  // kMeet: where another host lets this one go on, and waits itself
 };
 
 class Actor : public Host {
@@ -96,6 +97,7 @@ class Actor : public Host {
   void believes(uint64_t transaction, uint64_t place) override;
 
   int64_t asleep_until = 0, next_beat = 0;
+  bool heart = false;                       // whether beat() is called in time
   bool silent = false, was_silent = false;  // while it is paused; whether it ever was
   int life = 0;
   Strike strike;
@@ -131,6 +133,9 @@ class Theatre {
   Truth truth;
   Run result;
   int64_t now = 1;
+  int meeting_site = -1;  // where the next host to come lets the sleeper go on
+  int64_t meeting_after = 0;
+  Actor* sleeper = nullptr;
   unsigned switching;  // one primitive in that many lets another host run
   bool sure_of_death;  // whether the hosts can tell a dead host from a silent one
   std::vector<std::unique_ptr<Actor>> actors;
@@ -158,13 +163,17 @@ Theatre::Theatre(const Plot& plot_)
   pool.loss = random.below(2) ? 2 : 12;
   const Strike::Kind kinds[] = {Strike::kCrash, Strike::kPause, Strike::kStall, Strike::kStall};
   if (plot.victim_step >= 0) {
-    actors[0]->strike = Strike{plot.pauses ? Strike::kPause : Strike::kCrash, plot.victim_step, -1, 0};
+    actors[0]->strike = Strike{plot.pauses ? Strike::kPause : Strike::kCrash, plot.victim_step, -1, 0, -1};
     for (auto& actor : actors) actor->scenes = 3;
+  } else if (plot.sleeps_at >= 0 || random.below(4) == 0) {
+    const auto any_site = [&](int given) { return given >= 0 ? given : static_cast<int>(random.below(static_cast<uint64_t>(Site::kCount))); };
+    Strike meet{Strike::kMeet, -1, any_site(plot.sleeps_at), random.below(12), any_site(plot.until_at)};
+    actors[random.below(actors.size())]->strike = meet;
   } else {
     for (auto& actor : actors)
       if (random.below(3))
         actor->strike = Strike{kinds[random.below(4)], -1, static_cast<int>(random.below(static_cast<uint64_t>(Site::kCount))),
-                               random.below(random.below(2) ? 4 : 24)};
+                               random.below(random.below(2) ? 4 : 24), -1};
   }
 }
 
@@ -215,7 +224,8 @@ void Theatre::last_scene() {
   Actor witness(*this, 7, plot.seed);
   try {
     witness.self_ = std::make_unique<Participant>(*witness.memory, witness, geometry, Timeouts{kExpiryNs, 2 * kExpiryNs});
-    witness.self_->join(6, 7);
+    witness.self_->take(6, 7);
+    witness.self_->enter();
     witness.find_what_is_surely_there();
     for (auto& actor : actors) actor->self_.reset();
     bury_everybody(witness);
@@ -281,7 +291,7 @@ Identity Actor::self() {
 }
 
 void Actor::beat() {
-  if (!self_ || self_->slot() < 0 || theatre.now < next_beat || silent) return;
+  if (!self_ || !heart || theatre.now < next_beat || silent) return;
   next_beat = theatre.now + kBeatNs;
   self_->beat();
 }
@@ -292,18 +302,31 @@ void Actor::before(int site) {
   const bool now = strike.kind != Strike::kNone &&
                    (strike.step >= 0 ? memory->steps >= static_cast<uint64_t>(strike.step)
                                      : site == strike.site && strike.times-- == 0);
+  if (theatre.meeting_site >= 0 && site == theatre.meeting_site && theatre.sleeper != this &&
+      theatre.now >= theatre.meeting_after && random.below(2)) {
+    theatre.meeting_site = -1;
+    theatre.sleeper->asleep_until = 0;
+    asleep_until = theatre.now + static_cast<int64_t>(random.below(600)) * kStepNs;
+    fiber->yield();
+  }
   if (!now) {
     if (random.below(theatre.switching) == 0) fiber->yield();
     return;
   }
   const auto kind = std::exchange(strike.kind, Strike::kNone);
   if (kind == Strike::kCrash) throw Crash{};
-  if (kind == Strike::kPause) {
+  if (kind == Strike::kMeet) {
+    theatre.meeting_site = strike.until_site;
+    theatre.sleeper = this;
+  }
+  if (kind == Strike::kPause || !heart || (kind == Strike::kMeet && random.below(2))) {
     mourn();
     silent = was_silent = true;
     asleep_until = theatre.now + 4 * kExpiryNs;
+    if (kind == Strike::kMeet) theatre.meeting_after = theatre.now + kExpiryNs;  // when it may be condemned
   } else {
     asleep_until = theatre.now + static_cast<int64_t>(random.below(3000)) * kStepNs;
+    if (kind == Strike::kMeet) asleep_until = theatre.now + kExpiryNs;
   }
   fiber->yield();
   silent = false;
@@ -311,7 +334,9 @@ void Actor::before(int site) {
 
 void Actor::believes(uint64_t transaction, uint64_t place) {
   const auto [known, fresh] = theatre.history.emplace(transaction, place);
-  if (!fresh && known->second != place) theatre.fail("two hosts believe in different histories");
+  if (!fresh && known->second != place)
+    theatre.fail("two hosts believe in different histories: transaction " + std::to_string(transaction) + " at " +
+                 std::to_string(known->second) + " and, host " + std::to_string(number) + ", at " + std::to_string(place));
 }
 
 void Actor::mourn() {
@@ -350,9 +375,12 @@ void Actor::play() {
 }
 
 void Actor::live() {
+  heart = false;
   self_ = std::make_unique<Participant>(*memory, *this, theatre.geometry, Timeouts{kExpiryNs, 8 * kExpiryNs});
   for (int round = 0;; ++round) try {
-      self_->join(number * 2, number * 2 + 2);
+      self_->take(number * 2, number * 2 + 2);
+      heart = true;  // as the thread that begins then
+      self_->enter();
       break;
     } catch (const Fault& fault) {
       if (fault.kind != Fault::kBusy) throw;

@@ -18,6 +18,8 @@ struct Plot {
   int left_out = -1;       // a Site that the protocol goes without
   int victim_step = -1;    // with a non-negative step: host 0 dies there (or pauses, by `pauses`)
   bool pauses = false;
+  // A meeting: one host sleeps where it comes to the first Site until another comes to the second, which then waits.
+  int sleeps_at = -1, until_at = -1;
 };
 
 Run simulate(const Plot& plot);

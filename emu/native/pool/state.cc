@@ -58,12 +58,10 @@ void State::apply_one(int author, Op op, Reader& in) {
     }
     case Op::kLeave: return bury(author, true);
     case Op::kDead: {
-      const auto slot = in.get<uint8_t>();
-      const auto end = in.get<uint64_t>();
-      const auto proven = in.get<uint8_t>();
-      if (slot >= kSlots) refuse("the death of a slot that is not there");
-      members[slot].log_end = end;
-      return bury(slot, proven != 0);
+      const Dead one = Dead::read(in);
+      members[one.slot].log_end = one.end;
+      members[one.slot].epoch = one.epoch;
+      return bury(one.slot, one.proven != 0);
     }
     case Op::kClear: {
       const auto slot = in.get<uint8_t>();

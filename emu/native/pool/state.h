@@ -49,6 +49,25 @@ struct Member {
   uint64_t log_end = 0;  // lines of its log that count
 };
 
+// The end of a member: its log counts up to `end`. These records come first in a transaction.
+struct Dead {
+  uint8_t slot = 0, proven = 0;
+  uint32_t epoch = 0;
+  uint64_t end = 0;
+
+  static constexpr size_t kBytes = 15;
+  Writer write() const { return Writer().put(Op::kDead).put(slot).put(proven).put(epoch).put(end); }
+  static Dead read(Reader& in) {
+    Dead one;
+    one.slot = in.get<uint8_t>();
+    one.proven = in.get<uint8_t>();
+    one.epoch = in.get<uint32_t>();
+    one.end = in.get<uint64_t>();
+    if (one.slot >= kSlots) throw Fault{Fault::kDamaged, "the death of a slot that is not there"};
+    return one;
+  }
+};
+
 class State {
  public:
   explicit State(const Geometry& geometry);
