@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from backends.mapped import MappedMedium, allocate, map_anonymous, map_device, open_device
 from emu.errors import HostError, UserError
+from emu.host_memory import occupies_memory, require_free
 from emu.layout import HEADER_BYTES
 from emu.pool.store import PoolStore
 from emu.store import Capability
-from emu.units import format_size
 
 if TYPE_CHECKING:
     from typing import Self
@@ -57,7 +57,7 @@ class DramStore(PoolStore):
                 _make_file(Path(address), capacity)
             mapping = map_device(Path(address))
         else:
-            _check_memory(capacity)
+            require_free(capacity, "dram://", remedy="ask for less capacity_bytes")
             mapping = map_anonymous(capacity)
         return cls(MappedMedium(mapping, options), layout, options, capabilities)
 
@@ -65,19 +65,6 @@ class DramStore(PoolStore):
 def _whole_pages(nbytes: int) -> int:
     page = os.sysconf("SC_PAGE_SIZE")
     return -(-nbytes // page) * page
-
-
-def _check_memory(nbytes: int) -> None:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(
-        int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")
-    )
-    if nbytes > available:
-        raise HostError(
-            f"dram://: {format_size(nbytes)} of memory asked for, {format_size(available)} available",
-            capability="memory",
-            remedy="ask for less capacity_bytes",
-        )
 
 
 def _make_file(path: Path, nbytes: int) -> None:
@@ -90,7 +77,8 @@ def _make_file(path: Path, nbytes: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX)
         found = os.fstat(fd).st_size
         if found == 0:
-            _check_memory(nbytes)
+            if occupies_memory(path):
+                require_free(nbytes, f"dram://{path}", remedy="ask for less capacity_bytes")
             allocate(path, fd, nbytes)
         elif found != nbytes:
             raise UserError(

@@ -7,18 +7,20 @@ import mmap
 import os
 import stat
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from emu import _native, numa
+from emu.devdax import devdax_bytes
 from emu.errors import HostError, MediumError, UserError
 from emu.layout import LINE_BYTES
 from emu.pool.medium import Medium, Region
 from emu.units import format_size
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from emu.store import Rows, SlotIds, Stats, StoreOptions, TokenIds
 
 
@@ -108,8 +110,7 @@ def open_device(path: Path, flags: int = 0) -> int:
 def _device_bytes(path: Path, fd: int) -> int:
     status = os.fstat(fd)
     if stat.S_ISCHR(status.st_mode):
-        major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
-        return devdax_bytes(path, Path(f"/sys/dev/char/{major}:{minor}"))
+        return _devdax_bytes(path, status)
     if not stat.S_ISREG(status.st_mode) or status.st_size == 0 or status.st_size % mmap.PAGESIZE:
         kind = "a file" if stat.S_ISREG(status.st_mode) else "not a file"
         raise UserError(
@@ -121,20 +122,16 @@ def _device_bytes(path: Path, fd: int) -> int:
     return status.st_size
 
 
-def devdax_bytes(path: Path, sysfs: Path) -> int:
-    """Size of a devdax device by its sysfs folder; touching memory past it is a SIGBUS.
-
-    Raises:
-        UserError: not a devdax device.
-    """
+def _devdax_bytes(path: Path, status: os.stat_result) -> int:
     try:
-        if (sysfs / "subsystem").resolve().name == "dax":
-            return int((sysfs / "size").read_text(), 0)
+        size_bytes = devdax_bytes(status)
     except (OSError, ValueError) as error:
-        raise UserError(
+        raise HostError(
             f"{path}: its size cannot be read: {error}", remedy="use /dev/daxN.M"
         ) from error
-    raise UserError(f"{path}: a character device that is not devdax", remedy="use /dev/daxN.M")
+    if size_bytes is None:
+        raise UserError(f"{path}: a character device that is not devdax", remedy="use /dev/daxN.M")
+    return size_bytes
 
 
 def allocate(path: Path, fd: int, nbytes: int) -> None:

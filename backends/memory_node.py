@@ -8,7 +8,6 @@ Run it with `python -m backends.memory_node --socket PATH --size 256M`; it print
 from __future__ import annotations
 
 import argparse
-import ctypes
 import fcntl
 import mmap
 import os
@@ -18,16 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.host_memory import require_free
 from backends.node_server import MemoryNode, NodeMemory
 from backends.node_socket import listen
 from emu.errors import EmuError, UserError
+from emu.host_memory import require_free
+from emu.process import die_with_parent
 from emu.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +36,12 @@ class NodeOptions:
         socket: path of its Unix socket.
         size_bytes: memory that it owns.
         numa_node: bind the memory there, verified; None leaves it to the kernel.
-        parent_fd: an inherited pipe; the node ends when it reads end of file. -1: none.
         parent_pid: end with this parent (PR_SET_PDEATHSIG); 0: whoever the parent is now; -1: do not.
     """
 
     socket: Path
     size_bytes: int
     numa_node: int | None = None
-    parent_fd: int = -1
     parent_pid: int = -1
 
 
@@ -83,25 +79,12 @@ def _bind(fd: int, size_bytes: int, numa_node: int) -> tuple[bool, str]:
     return binding.bound, binding.reason
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Be sent SIGTERM when the parent ends (strictly: the thread that started us).
-
-    Raises:
-        UserError: it has ended already.
-    """
-    before = parent_pid or os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != before:
-        raise UserError("the parent process is gone")
-
-
 def parse_arguments(arguments: Sequence[str] | None = None) -> NodeOptions:
     """Options of the command line; exits with status 2 on a wrong one."""
     parser = argparse.ArgumentParser(prog="python -m backends.memory_node", description=__doc__)
     parser.add_argument("--socket", required=True, type=Path, help="path of the Unix socket")
     parser.add_argument("--size", required=True, help="bytes, or for instance 256M")
     parser.add_argument("--numa-node", type=int, help="bind the memory to this node")
-    parser.add_argument("--parent-fd", type=int, default=-1, help="end when this pipe ends")
     parser.add_argument(
         "--die-with-parent",
         type=int,
@@ -112,15 +95,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> NodeOptions:
         help="end with the parent process (PID guards against one that has ended already)",
     )
     given = parser.parse_args(arguments)
-    if given.parent_fd >= 0 and not Path(f"/proc/self/fd/{given.parent_fd}").exists():
-        parser.error(f"--parent-fd {given.parent_fd} is not open")
     try:
         size_bytes = parse_size(given.size)
     except UserError as error:
         parser.error(str(error))
-    return NodeOptions(
-        given.socket.absolute(), size_bytes, given.numa_node, given.parent_fd, given.die_with_parent
-    )
+    return NodeOptions(given.socket.absolute(), size_bytes, given.numa_node, given.die_with_parent)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,9 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
         if options.parent_pid >= 0:
-            die_with_parent(options.parent_pid)
+            die_with_parent(options.parent_pid, signal.SIGTERM)
         memory = allocate(options.size_bytes, options.numa_node)
-        node = MemoryNode(memory, options.parent_fd)  # handles signals from here on
+        node = MemoryNode(memory)  # handles signals from here on
         listener = listen(options.socket)
     except EmuError as error:
         print(f"memory node: {error}", file=sys.stderr)  # noqa: T201

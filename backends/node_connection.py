@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backends.host_memory import require_free
 from backends.node_server import PACKET_BYTES
 from backends.node_socket import connect
 from emu import _native
 from emu.errors import MediumError
+from emu.host_memory import require_free
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -54,9 +54,8 @@ _Handler: TypeAlias = "Callable[[_Client, dict[str, Any], Sequence[int]], dict[s
 class MemoryNode:
     """Serves the control plane in one thread, by readiness; the queue pairs have native threads."""
 
-    def __init__(self, memory: NodeMemory, parent_fd: int = -1) -> None:
+    def __init__(self, memory: NodeMemory) -> None:
         self._memory = memory
-        self._parent_fd = parent_fd
         self._native_memory = _native.NodeMemory(memory.fd, memory.size_bytes)
         self._ending = False
         self._wake = _wake_on_signals(self._end)
@@ -64,12 +63,10 @@ class MemoryNode:
         self._clients: dict[int, _Client] = {}
 
     def serve(self, listener: socket.socket, path: Path) -> None:
-        """Serve until SIGTERM or SIGINT, or until the parent's pipe ends; then remove the socket at the path."""
+        """Serve until SIGTERM or SIGINT; then remove the socket at the path."""
         inode = path.stat().st_ino
         self._selector.register(self._wake, selectors.EVENT_READ, lambda: self._wake.recv(64))
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
-        if self._parent_fd >= 0:
-            self._selector.register(self._parent_fd, selectors.EVENT_READ, self._parent_readable)
         try:
             while not self._ending:
                 for key, _ in self._selector.select():
@@ -86,10 +83,6 @@ class MemoryNode:
 
     def _end(self, *_: object) -> None:
         self._ending = True
-
-    def _parent_readable(self) -> None:
-        if not os.read(self._parent_fd, 64):
-            self._ending = True
 
     def _accept(self, listener: socket.socket) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The Unix socket of a memory node: taking its path, reaching it, and clearing it away."""
+"""The Unix socket of a memory node: taking its path, reaching it, and clearing away what a dead node left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def listen(path: Path) -> socket.socket:
     _check_length(os.fspath(path))
     try:
         with _directory_locked(path):
-            if not remove_dead(path):
+            if not _remove_dead(path):
                 raise UserError(
                     f"a memory node listens at {path} already", remedy="use it, or stop it first"
                 )
@@ -70,7 +70,7 @@ def connect(address: str, timeout_s: float) -> socket.socket:
     return connection
 
 
-def remove_dead(path: Path) -> bool:
+def _remove_dead(path: Path) -> bool:
     """Remove the socket of a node that is gone; False when somebody listens there.
 
     Raises:
@@ -89,13 +89,6 @@ def remove_dead(path: Path) -> bool:
             path.unlink(missing_ok=True)
             return True
     return False
-
-
-def clear(path: Path) -> None:
-    """Remove what a killed node left at the path; a living node's socket stays."""
-    if path.is_socket():
-        with _directory_locked(path):
-            remove_dead(path)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.node_connection import ConnectionOptions, NodeConnection
-from backends.node_process import NodeProcess, start_node
 from emu import _native
 from emu.errors import MediumError
 from emu.numa import NumaWarning
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from emu.layout import KVLayout
     from emu.pool.medium import Region
     from emu.store import Rows, SlotIds, Stats, StoreOptions, TokenIds
-
-__all__ = ["ConnectionOptions", "NodeProcess", "RdmaMedium", "RdmaStore", "start_node"]
 
 # Bounce memory for arrays that are not registered, and messages to the owner.
 STAGING_BYTES = 4 << 20

@@ -6,7 +6,6 @@ A probe returns why it failed; what that costs and what mends it stand beside it
 from __future__ import annotations
 
 import ctypes
-import difflib
 import fcntl
 import functools
 import importlib
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emu.errors import UserError
+from emu.suggest import did_you_mean
 from emu.units import format_size
 
 if TYPE_CHECKING:
@@ -107,12 +107,10 @@ def _shm() -> Verdict:
 
 
 def _memory() -> Verdict:
-    from emu.provision.facts import available_memory_bytes, cgroup_free_bytes
+    from emu.host_memory import free_bytes
 
-    limits = [available_memory_bytes()]
-    limit = cgroup_free_bytes()
-    limits += [] if limit is None else [limit]
-    return min(limits) >= 2 << 30, f"{format_size(min(limits))} free"
+    free = free_bytes()
+    return free >= 2 << 30, f"{format_size(free)} free"
 
 
 def _numa() -> Verdict:
@@ -325,9 +323,7 @@ def check_names(names: list[str]) -> list[str]:
     """
     for name in names:
         if name not in PROBES:
-            close = difflib.get_close_matches(name, PROBES, 1)
-            known = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(PROBES)}"
-            raise UserError(f"no capability {name!r}", remedy=known)
+            raise UserError(f"no capability {name!r}", remedy=did_you_mean(name, PROBES))
     return names
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from emu.errors import HostError, UserError
-from emu.store import KVStore, StoreOptions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from emu.layout import KVLayout
+    from emu.store import KVStore, StoreOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +23,26 @@ class Backend:
     Attributes:
         target: "package.module:Class".
         remedy: what to do when the import fails.
+        server: the module that serves a store's memory as a process of its own, "" where none is needed. Run as a
+            program it takes `--socket PATH --size BYTES [--die-with-parent]`, prints "ready" when it serves, and
+            ends on SIGTERM.
     """
 
     target: str
     remedy: str
+    server: str = ""
 
 
 _REINSTALL = "reinstall emu: pip install --force-reinstall sac-emu"
 _backends: dict[str, Backend] = {
     "dram": Backend("backends.dram:DramStore", _REINSTALL),
     "cxl": Backend("backends.cxl:CxlStore", _REINSTALL),
-    "rdma": Backend("backends.rdma:RdmaStore", _REINSTALL),
+    "rdma": Backend("backends.rdma:RdmaStore", _REINSTALL, "backends.memory_node"),
 }
-BACKENDS = MappingProxyType(_backends)
 
 
-def register(scheme: str, target: str, *, remedy: str) -> None:
-    """Add a backend of your own.
+def register(scheme: str, target: str, *, remedy: str, server: str = "") -> None:
+    """Add a backend of your own; the arguments are Backend's.
 
     Raises:
         UserError: the scheme is taken by another target.
@@ -47,7 +52,46 @@ def register(scheme: str, target: str, *, remedy: str) -> None:
         raise UserError(
             f"scheme {scheme!r} is taken by {known.target}", remedy="choose another scheme"
         )
-    _backends[scheme] = Backend(target, remedy)
+    _backends[scheme] = Backend(target, remedy, server)
+
+
+def server_argv(
+    scheme: str,
+    socket: Path | str,
+    size_bytes: int,
+    *,
+    with_parent: bool = False,
+    python: str = sys.executable,
+) -> tuple[str, ...]:
+    """The command of a process that serves a scheme's memory at a Unix socket.
+
+    Args:
+        scheme: for instance "rdma".
+        socket: path that it listens at; the store's URL is then "SCHEME://SOCKET".
+        size_bytes: memory that it owns.
+        with_parent: it ends with the process that starts it, whatever becomes of that.
+        python: the interpreter.
+
+    Raises:
+        UserError: unknown scheme, or one whose stores need no server.
+    """
+    module = _backend(scheme).server
+    if not module:
+        raise UserError(
+            f"{scheme} stores need no server", remedy=f"open {scheme}:// without starting one"
+        )
+    # -P: the working directory's modules must not stand before ours.
+    argv = (python, "-P", "-m", module, "--socket", str(socket), "--size", str(size_bytes))
+    return (*argv, "--die-with-parent") if with_parent else argv
+
+
+def _backend(scheme: str) -> Backend:
+    backend = _backends.get(scheme)
+    if backend is None:
+        raise UserError(
+            f"no backend {scheme!r}", remedy=f"use one of {', '.join(sorted(_backends))}"
+        )
+    return backend
 
 
 def store_class(scheme: str) -> type[KVStore]:
@@ -57,11 +101,9 @@ def store_class(scheme: str) -> type[KVStore]:
         UserError: unknown scheme.
         HostError: its module cannot be imported here.
     """
-    backend = _backends.get(scheme)
-    if backend is None:
-        raise UserError(
-            f"no backend {scheme!r}", remedy=f"use one of {', '.join(sorted(_backends))}"
-        )
+    from emu.store import KVStore  # late: planning a server needs no numpy
+
+    backend = _backend(scheme)
     module_name, _, class_name = backend.target.partition(":")
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
@@ -82,6 +124,8 @@ def open_store(url: str, layout: KVLayout, options: StoreOptions | None = None) 
     Raises:
         UserError: not such a URL, or an unknown scheme.
     """
+    from emu.store import StoreOptions
+
     scheme, separator, address = url.partition("://")
     if not separator:
         raise UserError(

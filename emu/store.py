@@ -62,7 +62,7 @@ class Descriptor:
 
     def to_bytes(self) -> bytes:
         """The wire form (little-endian, versioned; never pickle)."""
-        from emu.pool.wire import descriptor_to_bytes
+        from emu.descriptor_wire import descriptor_to_bytes
 
         return descriptor_to_bytes(self)
 
@@ -73,7 +73,7 @@ class Descriptor:
         Raises:
             UserError: not a descriptor, damaged, or of another version.
         """
-        from emu.pool.wire import descriptor_from_bytes
+        from emu.descriptor_wire import descriptor_from_bytes
 
         return descriptor_from_bytes(raw)
 

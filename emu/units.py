@@ -1,4 +1,4 @@
-"""Sizes and times as people write them, to integers and back."""
+"""Sizes as people write them, to integers and back."""
 
 from __future__ import annotations
 
@@ -37,8 +37,3 @@ def format_size(nbytes: int) -> str:
             return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError
-
-
-def ns_to_ms(ns: float) -> float:
-    """Milliseconds of nanoseconds."""
-    return ns / 1e6

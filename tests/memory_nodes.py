@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.node_connection import ConnectionOptions, NodeConnection
-from backends.node_process import NodeProcess, start_node
 from emu import _native
+from emu.registry import server_argv
+from emu.server import running_server
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
 NODE_BYTES = 4 << 20
@@ -27,12 +30,22 @@ STAGING_BYTES = 1 << 20
 class RawNode:
     """A node, and its memory as /proc shows it: the store's own code has no part in this view."""
 
-    process: NodeProcess
+    process: subprocess.Popen[bytes]
+    address: str
     raw: np.ndarray
 
-    @property
-    def address(self) -> str:
-        return str(self.process.socket_path)
+
+@contextmanager
+def start_node(
+    path: Path | str, size_bytes: int, *options: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A ready node at the path; leaves no file beside its socket."""
+    argv = server_argv("rdma", path, size_bytes, with_parent=True)
+    with (
+        tempfile.NamedTemporaryFile() as log,
+        running_server((*argv, *options), Path(log.name), role="memory-node") as process,
+    ):
+        yield process
 
 
 @contextmanager
@@ -41,12 +54,14 @@ def raw_node(
 ) -> Iterator[RawNode]:
     with start_node(directory / name, size_bytes) as process:
         idle = open_fds(process.pid)
-        connection = NodeConnection(str(process.socket_path))
+        connection = NodeConnection(str(directory / name))
         facts = connection.facts
         connection.close()
         assert wait_until(lambda: open_fds(process.pid) == idle)
         path = f"/proc/{facts['pid']}/fd/{facts['memory_fd']}"
-        yield RawNode(process, np.memmap(path, np.uint8, "r+", shape=(size_bytes,)))
+        yield RawNode(
+            process, str(directory / name), np.memmap(path, np.uint8, "r+", shape=(size_bytes,))
+        )
 
 
 class Client:

@@ -11,13 +11,15 @@ import torch
 
 import emu
 from emu.sac.attach import Delivery
+from emu.sac.context import DecodeContext
 from emu.sac.designs import DESIGNS
 from emu.sac.instance import Decoded, DecodeInstance
 from emu.sac.model import DsaModel
 from emu.sac.oracle import OracleResult, run_oracle
 from emu.sac.plan import RequestPlan, RunSpec, place
 from emu.sac.prefill import PrefillInstance
-from emu.timing.system import System, make_clock
+from emu.timing.clock import make_clock
+from emu.timing.system import System
 from emu.trace.request import Request
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class Engine:
             with path.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, device_bytes)
             pools.append(emu.open_store(f"cxl://{path}", model.layout))
-        return cls(spec, place(trace, spec), model, pools)
+        return cls(spec, place(trace, spec, "test"), model, pools)
 
     def prefill(self) -> None:
         instance = PrefillInstance(self.model, self.spec)
@@ -78,10 +80,18 @@ class Engine:
         if DESIGNS[design].prefetch_path:
             options = emu.StoreOptions(capacity_bytes=64 << 20)
             local = emu.open_store("dram://", self.model.layout, options)
-        instance = DecodeInstance(
-            self.model, self.spec, DESIGNS[design], self.pools, local, self.clock, system
+        context = DecodeContext(
+            self.model,
+            self.spec,
+            DESIGNS[design],
+            self.pools,
+            local,
+            self.clock,
+            system,
+            lambda: None,
         )
-        decoded = instance.run(self.deliveries, lambda: None)
+        instance = DecodeInstance(context)
+        decoded = instance.run(self.deliveries)
         instance.release()
         if local is not None:
             local.close()
@@ -89,7 +99,7 @@ class Engine:
 
     def oracle(self, plan: RequestPlan) -> OracleResult:
         return run_oracle(
-            self.model, torch.from_numpy(plan.prompt(self.spec)), plan.request.output_tokens
+            self.model, torch.from_numpy(plan.prompt(self.spec).copy()), plan.request.output_tokens
         )
 
     def differences(self, decoded: Decoded) -> list[str]:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from emu.bench.data_path import MappedPool, Workload, flush_group, gather_group, scatter_group
 from emu.bench.measure import Case, Group, Trial, measure, report
 from emu.cli.bench import command
-from emu.errors import EmuError, UserError
+from emu.errors import EmuError, HostError, UserError
 
 SMALL = ["--rounds", "2", "--top-k", "64", "--context", "1000", "--kv-dtype", "fp8"]
 
@@ -95,6 +95,6 @@ def test_the_table_says_that_it_is_host_time():
 def test_more_rows_than_tokens_or_than_memory_are_refused():
     with pytest.raises(UserError, match="--context 10"):
         CliRunner().invoke(command, ["--top-k", "11", "--context", "10"], catch_exceptions=False)
-    with pytest.raises(UserError, match="available"):
+    with pytest.raises(HostError, match=r"of memory are free \(choose a shorter --context\)"):
         CliRunner().invoke(command, ["--context", str(1 << 40)], catch_exceptions=False)
     assert CliRunner().invoke(command, ["--rounds", "0"]).exit_code == 2

@@ -12,21 +12,31 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted([*ROOT.glob("emu/**/*.py"), *ROOT.glob("backends/**/*.py")])
 FOUNDATION = {"errors", "units", "layout", "store"}
+HOST = {"host_memory", "devdax", "process"}  # facts of this machine
 # What each part of emu may import of the rest of emu. The command line may import everything.
 MAY_IMPORT = {
     "errors": set(),
     "units": {"errors"},
     "layout": set(),
-    "store": {"layout", "pool"},  # of pool only a descriptor's wire form, late
+    "host_memory": {"errors", "units"},
+    "devdax": set(),
+    "process": set(),
+    "store": {"layout", "descriptor_wire"},  # the wire form late: it makes descriptors
+    "descriptor_wire": {"errors", "store"},
+    "suggest": set(),
+    "json_output": set(),
+    "server": {"errors"},
     "registry": FOUNDATION,
     "numa": {"store", "_native"},
-    "pool": FOUNDATION | {"_native"},
-    "timing": {"errors", "_native"},
+    "pool": FOUNDATION | {"descriptor_wire", "process", "_native"},
+    "timing": {"errors", "suggest", "process", "_native"},
     "trace": {"errors"},
-    "provision": {"errors", "units", "timing"},
-    "probes": {"errors", "units", "numa", "provision", "_native"},
-    "sac": FOUNDATION | {"_native", "registry", "timing", "trace", "provision"},
-    "bench": FOUNDATION | {"_native", "registry"},
+    "provision": {"errors", "units", "suggest", "server", "registry", "timing"} | HOST,
+    "probes": {"errors", "units", "suggest", "host_memory", "numa", "provision", "_native"},
+    "sac": FOUNDATION
+    | HOST
+    | {"json_output", "suggest", "_native", "registry", "server", "timing", "trace", "provision"},
+    "bench": FOUNDATION | {"_native", "registry", "server"},
 }
 
 
@@ -105,8 +115,21 @@ def test_emu_never_imports_a_backend() -> None:
     assert outside("backends", ("backends/",)) == []
 
 
+def test_only_the_registry_names_a_backends_module() -> None:
+    """Not even in a string, for instance of a command: the registry says how a scheme is served."""
+    named = re.compile(r"backends\.\w")
+    found = {
+        str(source.relative_to(ROOT))
+        for source in (ROOT / "emu").glob("**/*.py")
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if named.search(node.value)
+    }
+    assert found == {"emu/registry.py"}
+
+
 def test_backends_import_only_what_a_backend_may_use() -> None:
-    allowed = {"store", "layout", "errors", "units", "numa", "pool", "_native"}
+    allowed = FOUNDATION | HOST | {"numa", "pool", "_native"}
     for source in (ROOT / "backends").glob("**/*.py"):
         beyond = parts_of_emu(source) - allowed
         assert not beyond, f"{source.relative_to(ROOT)} imports emu.{', emu.'.join(sorted(beyond))}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -26,19 +27,19 @@ from memory_nodes import (
     open_fds,
     process_state,
     raw_node,
+    start_node,
     tokens_of,
     wait_until,
 )
 
 from backends import memory_node
-from backends.host_memory import free_bytes
 from backends.node_connection import ConnectionOptions, NodeConnection
-from backends.node_process import start_node
 from backends.rdma import RdmaMedium
 from emu import _native
-from emu.errors import HostError, MediumError, UserError
+from emu.errors import HostError, MediumError, UserError, WorkerError
 from emu.numa import NumaWarning
 from emu.pool.medium import Region
+from emu.registry import server_argv
 from emu.store import Stats
 
 if TYPE_CHECKING:
@@ -86,15 +87,13 @@ def run_node(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
 
 
 def test_a_node_starts_lean_and_leaves_nothing(tmp_path: Path) -> None:
-    node = start_node(tmp_path / "n.sock", MIB)
-    assert stat.S_IMODE((tmp_path / "n.sock").stat().st_mode) & 0o077 == 0
-    connection = NodeConnection(str(tmp_path / "n.sock"))
-    assert connection.facts["pid"] == node.pid
-    connection.close()
-    assert "libtorch" not in Path(f"/proc/{node.pid}/maps").read_text()
-    node.close()
-    node.close()
-    assert node.exit_status == 0
+    with start_node(tmp_path / "n.sock", MIB) as node:
+        assert stat.S_IMODE((tmp_path / "n.sock").stat().st_mode) & 0o077 == 0
+        connection = NodeConnection(str(tmp_path / "n.sock"))
+        assert connection.facts["pid"] == node.pid
+        connection.close()
+        assert "libtorch" not in Path(f"/proc/{node.pid}/maps").read_text()
+    assert node.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,45 +105,31 @@ def test_memory_is_allocated_not_sparse(node: RawNode) -> None:
     assert (node.raw == 0).all()
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "pipe"])
-def test_a_node_ends_by_signal_and_with_its_parents_pipe(tmp_path: Path, how: str) -> None:
+def test_a_node_ends_by_signal(tmp_path: Path) -> None:
     path = tmp_path / "n.sock"
-    read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "backends.memory_node", "--socket", str(path), "--size", "1M"]
-    with subprocess.Popen(
-        [*command, "--parent-fd", str(read_end)],
-        pass_fds=(read_end,),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        os.close(read_end)
+    command = server_argv("rdma", path, MIB)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         assert path.exists()
-        if how == "SIGTERM":
-            process.terminate()
-        os.close(write_end)
+        process.terminate()
         assert process.wait(20) == 0
         assert process.stdout.read() == ""
     assert not path.exists()
 
 
-@pytest.mark.parametrize("how", ["--die-with-parent", "start_node"])
-def test_a_node_does_not_outlive_a_killed_parent(tmp_path: Path, how: str) -> None:
+def test_a_node_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     path = tmp_path / "n.sock"
-    by_command = f"""
-        import subprocess, sys, time
-        command = [sys.executable, "-m", "backends.memory_node", "--socket", {str(path)!r}, "--size", "1M"]
-        process = subprocess.Popen([*command, "--die-with-parent"], stdout=subprocess.PIPE)
-        process.stdout.readline()
-        """
-    by_function = f"""
+    program = f"""
         import time
-        from backends.node_process import start_node
-        process = start_node({str(path)!r}, 1 << 20)
+        from pathlib import Path
+        from emu.registry import server_argv
+        from emu.server import running_server
+        argv = server_argv("rdma", {str(path)!r}, 1 << 20, with_parent=True)
+        with running_server(argv, Path("/dev/null"), role="memory-node") as process:
+            print(process.pid, flush=True)
+            time.sleep(600)
         """
-    program = by_command if how == "--die-with-parent" else by_function
-    program = textwrap.dedent(program) + "print(process.pid, flush=True)\ntime.sleep(600)\n"
     with python(program) as parent:
         pid = int(line_of(parent))
         assert alive(pid)
@@ -160,33 +145,38 @@ def test_a_parent_that_has_gone_already_is_noticed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def refusal(path: Path | str, size_bytes: int) -> str:
+    """What a node that does not start says."""
+    with ExitStack() as stack:
+        with pytest.raises(WorkerError) as refused:
+            stack.enter_context(start_node(path, size_bytes))
+        assert refused.value.exit_status == 1
+        return str(refused.value)
+    raise AssertionError
+
+
 # -- refusals -------------------------------------------------------------------------------------------------
 
 
 def test_a_taken_path_is_refused_and_a_dead_nodes_socket_replaced(
     node: RawNode, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"listens at .* already"):
-        start_node(node.address, MIB)
+    assert "already" in refusal(node.address, MIB)
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match="is no socket"):
-        start_node(tmp_path / "file", MIB)
+    assert "is no socket" in refusal(tmp_path / "file", MIB)
     assert (tmp_path / "file").read_text() == "mine"
-    os.kill(node.process.pid, signal.SIGKILL)
-    assert wait_until(lambda: node.process.exit_status == -signal.SIGKILL)
-    with start_node(node.address, MIB) as second:
-        node.process.close()  # must not take the new node's socket away
-        RdmaMedium(str(second.socket_path)).close()
+    node.process.kill()
+    node.process.wait()
+    with start_node(node.address, MIB):
+        RdmaMedium(node.address).close()
     assert not Path(node.address).exists()
 
 
 def test_paths_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="longer than 107 bytes"):
-        start_node(tmp_path / ("x" * 108), MIB)
+    assert "longer than 107 bytes" in refusal(tmp_path / ("x" * 108), MIB)
     with pytest.raises(UserError, match="longer than 107 bytes"):
         RdmaMedium(str(tmp_path / ("x" * 108)))
-    with pytest.raises(UserError, match="No such file or directory"):
-        start_node(tmp_path / "no" / "n.sock", MIB)
+    assert "No such file or directory" in refusal(tmp_path / "no" / "n.sock", MIB)
     with pytest.raises(UserError, match=r"python -m backends\.memory_node --socket"):
         RdmaMedium("")
     with pytest.raises(UserError, match=r"python -m backends.memory_node --socket .*nobody"):
@@ -201,7 +191,6 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
         (["--size", "0"], 1, "multiple of 4096"),
         (["--size", "4097"], 1, "multiple of 4096"),
         (["--size", "900T"], 1, "of memory are free"),
-        (["--size", "1M", "--parent-fd", "77"], 2, "is not open"),
     ],
 )
 def test_bad_arguments(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
@@ -213,30 +202,9 @@ def test_bad_arguments(tmp_path: Path, arguments: list[str], status: int, said: 
 
 
 def test_a_size_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"900 TiB.*of memory are free"):
-        start_node(tmp_path / "n.sock", 900 << 40)
+    assert re.search(r"900 TiB.*of memory are free", refusal(tmp_path / "n.sock", 900 << 40))
     with pytest.raises(HostError, match=r"900 TiB.*of memory are free"):
         memory_node.allocate(900 << 40, None)
-
-
-def test_free_memory_knows_the_cgroups_limits(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9999 kB\nMemAvailable:    1000 kB\n")
-    (tmp_path / "own").write_text("0::/a/b\n")
-    group = tmp_path / "cgroup" / "a"
-    (group / "b").mkdir(parents=True)
-    paths = (tmp_path / "meminfo", tmp_path / "own", tmp_path / "cgroup")
-    assert free_bytes(*paths) == 1000 * 1024
-    for name, text in (
-        ("max", "5000"),
-        ("current", "4000"),
-        ("stat", "anon 1\ninactive_file 50\n"),
-    ):
-        (group / f"memory.{name}").write_text(text)
-    assert free_bytes(*paths) == 1050
-    (group / "b" / "memory.max").write_text("max\n")
-    assert free_bytes(*paths) == 1050
-    (tmp_path / "own").write_text("1:memory:/a\n")
-    assert free_bytes(*paths) == 1000 * 1024
 
 
 # -- the control plane ----------------------------------------------------------------------------------------
@@ -424,10 +392,10 @@ def test_a_numa_node_that_the_memory_node_does_not_bind_is_said(node: RawNode) -
 
 @pytest.mark.parametrize("wanted", [0, 1000])
 def test_a_node_binds_its_memory_or_says_why_not(tmp_path: Path, wanted: int) -> None:
-    with start_node(tmp_path / "n.sock", MIB, numa_node=wanted) as node:
+    with start_node(tmp_path / "n.sock", MIB, "--numa-node", str(wanted)) as node:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            stats = numa_stats(RdmaMedium(str(node.socket_path)))
+            stats = numa_stats(RdmaMedium(str(tmp_path / "n.sock")))
         assert stats.numa_node == wanted
         assert stats.numa_bound == (not caught) == (stats.numa_reason == "")
         maps = Path(f"/proc/{node.pid}/numa_maps")

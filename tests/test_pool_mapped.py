@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from contract_base import DEVICE_BYTES, LAYOUT, value
 
-from backends.mapped import devdax_bytes
-from emu import StoreOptions, open_store
+from backends import dram
+from emu import StoreOptions, host_memory, open_store
+from emu.devdax import devdax_bytes
 from emu.errors import HostError, MediumError, UserError
 from emu.numa import NumaWarning
 
@@ -26,7 +27,7 @@ def test_private_dram_needs_a_capacity_that_holds_a_block(capacity):
 
 
 def test_private_dram_that_does_not_fit_is_refused_with_numbers():
-    with pytest.raises(HostError, match=r"TiB of memory asked for, .* available"):
+    with pytest.raises(HostError, match=r"needs .* TiB, but only .* of memory are free"):
         open_at("dram://", capacity_bytes=1 << 50)
 
 
@@ -93,20 +94,39 @@ def test_a_sparse_device_that_cannot_be_filled_is_refused(tmp_path):
 
 
 def test_the_size_of_a_devdax_device_comes_from_sysfs(tmp_path):
-    sysfs = tmp_path / "252:0"
+    status = Path("/dev/null").stat()
+    sysfs = tmp_path / f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
     sysfs.mkdir()
     (tmp_path / "bus" / "dax").mkdir(parents=True)
     (tmp_path / "bus" / "mem").mkdir()
     (sysfs / "subsystem").symlink_to("../bus/dax")
     (sysfs / "size").write_text("262144000\n")
-    assert devdax_bytes(tmp_path / "dax0.0", sysfs) == 262144000
+    assert devdax_bytes(status, tmp_path) == 262144000
     (sysfs / "size").write_text("banana\n")
-    with pytest.raises(UserError, match="size cannot be read"):
-        devdax_bytes(tmp_path / "dax0.0", sysfs)
+    with pytest.raises(ValueError, match="banana"):
+        devdax_bytes(status, tmp_path)
     (sysfs / "subsystem").unlink()
     (sysfs / "subsystem").symlink_to("../bus/mem")
+    assert devdax_bytes(status, tmp_path) is None
+
+
+def test_a_character_device_that_is_not_devdax_is_refused():
     with pytest.raises(UserError, match="not devdax"):
-        devdax_bytes(tmp_path / "dax0.0", sysfs)
+        open_at("cxl:///dev/null")
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_only_a_file_in_memory_is_held_against_free_memory(tmp_path, monkeypatch, on_disk):
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 4096)
+    monkeypatch.setattr(dram, "occupies_memory", lambda path: not on_disk)
+    path, options = tmp_path / "shared", StoreOptions(capacity_bytes=DEVICE_BYTES)
+    if on_disk:
+        open_store(f"dram://{path}", LAYOUT, options).close()
+        assert path.stat().st_size == DEVICE_BYTES
+    else:
+        with pytest.raises(HostError, match="only 4 KiB of memory are free"):
+            open_store(f"dram://{path}", LAYOUT, options)
+        assert not path.exists()
 
 
 def test_the_directory_of_a_link_is_the_devices(tmp_path):

@@ -89,7 +89,7 @@ def test_env_names_the_pool(lab: Testbed) -> None:
         "EMU_HOST": "host1",
         "EMU_CXL_DEVICES": ":".join(lab.devices),
     }
-    with pytest.raises(UserError, match=r"no host 'host9' \(for instance host"):
+    with pytest.raises(UserError, match=r"no host 'host9' \(did you mean 'host"):
         lab.env("host9")
 
 
@@ -173,7 +173,7 @@ def test_find_without_a_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> Non
     up("mine", owner=True)
     assert emu.Testbed.find().name == "one"
     up("two")
-    with pytest.raises(TestbedError, match=r"several testbeds.*mine, one, two"):
+    with pytest.raises(TestbedError, match=r"several testbeds.*one, two"):
         emu.Testbed.find()
     monkeypatch.setenv("EMU_TESTBED", "two")
     assert emu.Testbed.find().name == "two"
@@ -209,3 +209,12 @@ def test_a_workspace_is_ones_own_and_those_of_the_dead_go(lab: Testbed) -> None:
         assert sorted(runs.iterdir()) == sorted([path, living, runs / "notes"])
         (path / "file").touch()
     assert sorted(runs.iterdir()) == sorted([living, runs / "notes"])
+
+
+def test_a_flag_that_there_is_not_is_named_with_the_closest(home: Home) -> None:
+    with (
+        pytest.raises(UserError, match=r"no flag 'device_sise' \(did you mean 'device_size'\?\)"),
+        emu.testbed(2, directory=home.run, device_sise="1M"),
+    ):
+        raise AssertionError
+    assert list(home.run.iterdir()) == []

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from contract import StoreContract
 from contract_base import DEVICE_BYTES, LAYOUT, Place, read, same, slots_of, tokens_of, value
-from memory_nodes import raw_node, wait_until
+from memory_nodes import raw_node, start_node, wait_until
 
-from backends.node_process import start_node
 from emu import StoreOptions, open_store
 from emu.errors import KeyMissing, MediumError, UserError
 
@@ -53,7 +52,7 @@ class TestRdma(StoreContract):
         slot = store.slots(["a"])[0]
         out = store.buffer(WIDTH).reshape(1, 1, WIDTH)
         os.kill(node.process.pid, signal.SIGKILL)
-        node.process.close()
+        node.process.wait(20)
         calls = (
             lambda: store.gather(slots_of(slot), 0, tokens_of([3]), out),
             lambda: store.gather(slots_of(slot), 0, tokens_of([3]), out, packed=True),
@@ -72,7 +71,8 @@ class TestRdma(StoreContract):
         store = make_store()
         store.put(["a"], [value("a", 64)])
         store.close()
-        node.process.close()
+        node.process.terminate()
+        node.process.wait(20)
         with start_node(node.address, DEVICE_BYTES):
             fresh = make_store()
             assert not fresh.exists(["a"])[0]
@@ -93,6 +93,6 @@ def test_no_node_no_store(tmp_path):
 def test_a_node_too_small_for_a_block(tmp_path):
     with start_node(tmp_path / "n.sock", 8192) as node:
         with pytest.raises(UserError, match="do not hold one block"):
-            open_store(f"rdma://{node.socket_path}", LAYOUT)
+            open_store(f"rdma://{tmp_path / 'n.sock'}", LAYOUT)
         maps = Path(f"/proc/{node.pid}/maps")
         assert wait_until(lambda: "emu-registered" not in maps.read_text())

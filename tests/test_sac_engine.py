@@ -10,9 +10,9 @@ import pytest
 from sac_harness import Engine, requests
 
 from emu.errors import StoreError
-from emu.sac.decode import DecodeGpu, remote_runs
 from emu.sac.hot_buffer import HotBuffer
 from emu.sac.plan import RunSpec
+from emu.sac.step import DecodeStep, remote_runs
 from emu.timing.oplog import replay
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_space_returns_when_the_last_reader_is_done(engine) -> None:
 
 def test_a_missed_write_back_is_caught(engine, monkeypatch: pytest.MonkeyPatch) -> None:
     run = engine()
-    monkeypatch.setattr(DecodeGpu, "_write_back", lambda *_: None)
+    monkeypatch.setattr(DecodeStep, "_write_back", lambda *_: None)
     try:
         differences = run.differences(run.decode())
     except (StoreError, ValueError):
@@ -88,14 +88,14 @@ def test_a_missed_write_back_is_caught(engine, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_write_back_of_the_wrong_row_is_caught(engine, monkeypatch: pytest.MonkeyPatch) -> None:
     run = engine()
-    honest = DecodeGpu._write_back
+    honest = DecodeStep._write_back
 
     def wrong(self, batch, layer, place, projections) -> None:
         for projection in projections:
             projection.kv_rows[0, 7] ^= 1
         honest(self, batch, layer, place, projections)
 
-    monkeypatch.setattr(DecodeGpu, "_write_back", wrong)
+    monkeypatch.setattr(DecodeStep, "_write_back", wrong)
     assert run.differences(run.decode())
 
 
@@ -111,7 +111,7 @@ def test_a_hot_buffer_that_forgets_to_fetch_is_caught(
     engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = engine()
-    monkeypatch.setattr(DecodeGpu, "_gather", lambda *_: None)
+    monkeypatch.setattr(DecodeStep, "_gather", lambda *_: None)
     assert run.differences(run.decode())
 
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.errors import DeadlockError, UserError
+from emu.timing.clock import make_clock
 from emu.timing.oplog import OpLog, OpRow, replay
-from emu.timing.system import System, make_clock
+from emu.timing.system import System
 
 PATHS = ("pool_read.cxl", "pool_write.cxl", "pool_read.rdma", "pool_pack.rdma", "hbm")
 ROW_BYTES = 1152
@@ -314,7 +315,8 @@ def test_a_log_survives_the_file(tmp_path_factory, programs):
 
 DIGEST = """
 import hashlib, random
-from emu.timing.system import System, make_clock
+from emu.timing.clock import make_clock
+from emu.timing.system import System
 system, rng = System.load("sac-server"), random.Random(7)
 clock = make_clock(system)
 def gpu(number):

@@ -11,9 +11,10 @@ import pytest
 
 from emu import _native
 from emu.errors import UserError
+from emu.timing.clock import make_clock
 from emu.timing.pace import measure_gather_gb_per_s
 from emu.timing.store_timing import store_timing
-from emu.timing.system import System, make_clock
+from emu.timing.system import System
 
 LINKS = [(100.0, 10.0, 5.0, 0.0), (50.0, 20.0, 20.0, 7.5)]
 

@@ -93,14 +93,14 @@ def test_both_published_switch_figures_are_there():
     assert load_system("sac-server-memchannel").links["cxl_device"].model.latency_ns.value == 220.5
 
 
-def test_an_unknown_name_gets_the_closest_one_and_the_list():
+def test_an_unknown_name_gets_the_closest_one_or_the_list():
     with pytest.raises(
-        UserError, match=r"no system profile 'sac-sever'.*did you mean 'sac-server'.*laptop"
+        UserError, match=r"no system profile 'sac-sever'.*did you mean 'sac-server'"
     ):
         load_system("sac-sever")
     with pytest.raises(UserError, match=r"no media profile 'cxl-swich'.*did you mean 'cxl-switch'"):
         load_media("cxl-swich")
-    with pytest.raises(UserError, match=r"there are beluga-server, laptop"):
+    with pytest.raises(UserError, match=r"use one of beluga-server, laptop"):
         load_system("/etc/passwd")
 
 

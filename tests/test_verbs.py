@@ -6,6 +6,7 @@ import mmap
 import os
 import struct
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,7 +115,7 @@ def test_writes_touch_their_rows_only(
         else np.empty((1, n, width), np.uint8)
     )
     rows[:] = np.random.default_rng(n).integers(0, 256, rows.shape, np.uint8)
-    expected = RawNode(node.process, node.raw.copy())
+    expected = replace(node, raw=node.raw.copy())
     written = shared_client.requester.write_rows(
         tables, 0, OFFSET, width, slots, np.array([start], np.int32), rows
     )
@@ -133,7 +134,7 @@ def _row_numbers(node: RawNode, width: int) -> RawNode:
     raw = np.zeros(node.raw.size, np.uint8)
     rows = raw[OFFSET : OFFSET + (raw.size - OFFSET) // width * width].reshape(-1, width)
     rows[:, :4] = np.arange(len(rows), dtype=np.int32).view(np.uint8).reshape(-1, 4)
-    return RawNode(node.process, raw)
+    return replace(node, raw=raw)
 
 
 @pytest.fixture(scope="module")

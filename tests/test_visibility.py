@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import statistics
+import threading
 import time
 from pathlib import Path
 
@@ -95,3 +96,31 @@ def test_invalidated_lines_must_come_from_memory_again():
             assert total == memory.size // LINE
         ratios.append(spent[1] / spent[0])
     assert statistics.median(ratios) > 1.2
+
+
+def test_fences_keep_a_message_behind_its_flag():
+    """The writer's fence stands between message and flag, the reader's between flag and message."""
+    rounds = 300
+    memory, length = page_memory(8192), 4096
+    flag, answer = memory[4096:4104].view(np.int64), memory[4160:4168].view(np.int64)
+    wrong = []
+
+    def read() -> None:
+        for turn in range(1, rounds + 1):
+            while flag[0] != turn:
+                time.sleep(0)
+            _native.full_fence()
+            if not (memory[:length] == turn % 251).all():
+                wrong.append(turn)
+            answer[0] = turn
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(1, rounds + 1):
+        memory[:length] = turn % 251
+        _native.store_fence()
+        flag[0] = turn
+        while answer[0] != turn:
+            time.sleep(0)
+    reader.join()
+    assert wrong == []

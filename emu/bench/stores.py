@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emu.bench.measure import Case, Group, Trial
-from emu.errors import EmuError, HostError
+from emu.errors import EmuError
 from emu.layout import Component, KVLayout
-from emu.registry import open_store
+from emu.registry import open_store, server_argv
+from emu.server import running_server
 from emu.store import Capability, StoreOptions
 
 if TYPE_CHECKING:
@@ -67,36 +66,10 @@ def _open(scheme: str, layout: KVLayout, nbytes: int, stack: ExitStack) -> KVSto
         with device.open("wb") as file:
             file.truncate(nbytes)
         return open_store(f"cxl://{device}", layout, options)
-    return open_store(f"rdma://{_memory_node(directory, nbytes, stack)}", layout, options)
-
-
-def _memory_node(directory: Path, nbytes: int, stack: ExitStack) -> Path:
-    """Start a memory node; it ends with the stack.
-
-    Raises:
-        HostError: it did not come up.
-    """
     socket = directory / "node.sock"
-    command = [sys.executable, "-P", "-m", "backends.memory_node"]
-    node = subprocess.Popen(
-        [*command, "--socket", str(socket), "--size", str(nbytes), "--die-with-parent"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    stack.callback(_end, node)
-    assert node.stdout is not None
-    assert node.stderr is not None
-    if node.stdout.readline().strip() != "ready":
-        node.terminate()
-        last_line = (node.stderr.read().strip().splitlines() or ["no message"])[-1]
-        raise HostError(f"the memory node did not start: {last_line}")
-    return socket
-
-
-def _end(node: subprocess.Popen[str]) -> None:
-    node.terminate()
-    node.communicate()
+    argv = server_argv("rdma", socket, nbytes, with_parent=True)
+    stack.enter_context(running_server(argv, directory / "node.log", role="memory-node"))
+    return open_store(f"rdma://{socket}", layout, options)
 
 
 def _fill(store: KVStore, rows: Rows) -> int:

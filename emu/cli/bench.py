@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from emu.cli.common import json_option, print_json
 from emu.errors import UserError
+from emu.host_memory import require_free
 
 if TYPE_CHECKING:
     from emu.bench.data_path import Workload
 
-SCHEMA_VERSION = 1
 ROW_BYTES = {"bf16": 1152, "fp8": 656}
 
 
@@ -23,7 +23,7 @@ ROW_BYTES = {"bf16": 1152, "fp8": 656}
 @click.option("--context", default=32768, show_default=True, type=click.IntRange(1), help="Tokens.")
 @click.option("--kv-dtype", default="bf16", show_default=True, type=click.Choice(list(ROW_BYTES)))
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(rounds: int, top_k: int, context: int, kv_dtype: str, seed: int, as_json: bool) -> None:
     """Time gather, scatter, flushes and the stores on this machine.
 
@@ -34,7 +34,7 @@ def command(rounds: int, top_k: int, context: int, kv_dtype: str, seed: int, as_
 
     result = run(Workload(ROW_BYTES[kv_dtype], top_k, context, seed), rounds)
     if as_json:
-        click.echo(json.dumps(result, indent=2))
+        print_json(result)
     else:
         _print(result)
 
@@ -43,9 +43,9 @@ def run(work: Workload, rounds: int) -> dict[str, Any]:
     """Measure everything; the JSON result.
 
     Raises:
-        UserError: the workload does not fit: more rows than tokens, or more memory than is free.
+        UserError: more rows than tokens.
+        HostError: it needs more memory than is free.
     """
-    import psutil
     from rich.console import Console
 
     from emu import _native
@@ -53,7 +53,7 @@ def run(work: Workload, rounds: int) -> dict[str, Any]:
     from emu.bench.measure import report
     from emu.bench.stores import store_group
 
-    _check(work, psutil.virtual_memory().available)
+    _check(work)
     with Console(stderr=True).status("timing the data path"), ExitStack() as stack:
         pool = MappedPool(work)
         groups = (
@@ -65,7 +65,6 @@ def run(work: Workload, rounds: int) -> dict[str, Any]:
         )
         measured = report(groups, rounds)
     return {
-        "schema_version": SCHEMA_VERSION,
         "clock": "host",
         "cpu_features": _native.visibility_features(),
         "rounds": rounds,
@@ -77,18 +76,14 @@ def run(work: Workload, rounds: int) -> dict[str, Any]:
     }
 
 
-def _check(work: Workload, available_bytes: int) -> None:
+def _check(work: Workload) -> None:
     if work.top_k > work.context:
         raise UserError(
             f"--top-k {work.top_k} is more than --context {work.context}",
             remedy="make the context longer",
         )
-    needed_bytes = 6 * work.memory_bytes  # the pool, three stores, their rows once more, and room
-    if needed_bytes > available_bytes:
-        raise UserError(
-            f"{needed_bytes} bytes of memory needed, {available_bytes} available",
-            remedy="choose a shorter --context",
-        )
+    # The pool, three stores, their rows once more, and room.
+    require_free(6 * work.memory_bytes, "the workload", remedy="choose a shorter --context")
 
 
 def _print(result: dict[str, Any]) -> None:

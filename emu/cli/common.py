@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from emu.json_output import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 def print_json(values: dict[str, Any]) -> None:
     """One JSON object on stdout, with its schema_version first."""
-    click.echo(json.dumps({"schema_version": 1, **values}, indent=2))
+    click.echo(json_text(values))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

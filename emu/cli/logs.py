@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shutil
 import sys
 from pathlib import Path
@@ -21,14 +20,14 @@ def command(host: str | None, name: str | None) -> None:
     from emu.provision.plan import log_path
     from emu.provision.state import StateDirectory
     from emu.provision.testbed import resolve_name
+    from emu.suggest import did_you_mean
 
     state = StateDirectory()
     record = state.load(resolve_name(name, state))
     roles = [*record.hosts, *(["memory-node"] if record.node_socket else [])]
     if host is not None and host not in roles:
-        close = difflib.get_close_matches(host, roles, 1) or roles
         raise UserError(
-            f"testbed {record.name!r} has no host {host!r}", remedy=f"for instance {close[0]}"
+            f"testbed {record.name!r} has no host {host!r}", remedy=did_you_mean(host, roles)
         )
     for role in roles if host is None else [host]:
         path = Path(log_path(record.run_dir, role))
@@ -38,6 +37,8 @@ def command(host: str | None, name: str | None) -> None:
             with path.open("rb") as log:
                 sys.stdout.flush()
                 shutil.copyfileobj(log, sys.stdout.buffer)
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise TestbedError(
                 f"{path}: {error.strerror}", name=record.name, remedy=f"emu status {record.name}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import select
 import sys
 
 import click
@@ -38,10 +40,28 @@ class VerbGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the verb; a reader of stdout that has seen enough (`emu logs | head`) is no error."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            if not _stdout_is_closed():
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())  # what is buffered goes there at exit
+            os.close(nowhere)
+            return None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing their modules."""
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def _stdout_is_closed() -> bool:
+    poller = select.poll()
+    poller.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poller.poll(0))
 
 
 @click.group(
@@ -54,9 +74,22 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: an EmuError is one line and exit 1; usage errors are click's, exit 2."""
+    """Entry point: an error of ours or of the system is one line and exit 1; usage errors are click's, exit 2."""
+    if sys.stdout is None:  # closed by the caller (>&-): there is nowhere to print to
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     try:
-        cli.main(prog_name="emu")
+        try:
+            cli.main(prog_name="emu")
+        finally:
+            sys.stdout.flush()
     except EmuError as error:
-        click.echo(f"emu: {error}", err=True)
+        click.echo(f"emu: {_one_line(error)}", err=True)
         sys.exit(1)
+    except OSError as error:  # a full or vanished medium, where no part knew better
+        named = f"{error.filename}: " if error.filename else ""
+        click.echo(f"emu: {named}{error.strerror or error}", err=True)
+        sys.exit(1)
+
+
+def _one_line(error: EmuError) -> str:
+    return " ".join(str(error).split())

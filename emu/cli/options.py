@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from emu.errors import UserError
 from emu.units import parse_size
 
+if TYPE_CHECKING:
+    _IntParam = click.ParamType[int]
+else:
+    _IntParam = click.ParamType  # before click 8.3 it cannot be subscripted
 
-class Size(click.ParamType[int]):
+
+class Size(_IntParam):
     """A number of bytes as people write it: "256M", "1GiB"."""
 
     name = "size"

@@ -124,13 +124,19 @@ from emu.cli.options import SIZE
 @click.option("--profile", help="System profile [default: the testbed's, or sac-server].")
 @click.option(
     "--seed",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 2**63 - 1),
     default=0,
     show_default=True,
     help="Of weights, prompts and the generated trace.",
 )
 @click.option(
     "--name", help="Testbed to run on [default: the one that is up, else an ephemeral one]."
+)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Where an ephemeral testbed is made [default: /dev/shm].",
 )
 @click.option(
     "--out",
@@ -141,6 +147,8 @@ from emu.cli.options import SIZE
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON on stdout.")
 def command(**options: Any) -> None:
     """Run prefill, publish, sparse reads and write-back for real, on every design, and compare."""
-    from emu.sac.command import run_command
+    from emu.cli.signals import ending_by_exception
+    from emu.sac.command import RunOptions, run_command
 
-    run_command(options)
+    with ending_by_exception():
+        run_command(RunOptions(**options))

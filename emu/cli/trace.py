@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from emu.cli.common import json_option, print_json
 from emu.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def generate(
 
 @command.command()
 @click.argument("file")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @_skip_bad
 def inspect(file: str, as_json: bool, skip_bad: bool) -> None:
     """Describe a trace: counts, lengths, shared blocks, arrivals."""
@@ -57,7 +57,7 @@ def inspect(file: str, as_json: bool, skip_bad: bool) -> None:
     trace = read_trace(file, skip_bad=skip_bad)
     summary = figures.summarise(trace)
     if as_json:
-        click.echo(json.dumps(figures.as_json(trace, summary), indent=2))
+        print_json(figures.as_json(trace, summary))
     else:
         _print_summary(trace, summary)
 

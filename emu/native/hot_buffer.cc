@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "registers.h"
+#include "want.h"
 
 using namespace nb::literals;
 
@@ -24,10 +25,6 @@ namespace {
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-void want(bool good, const char* what) {
-  if (!good) throw std::invalid_argument(what);
-}
 
 // Selected tokens -> place in the selection. Open addressing with Knuth's multiplier; an epoch empties it at once.
 class Selection {

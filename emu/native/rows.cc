@@ -12,20 +12,12 @@
 #include <vector>
 
 #include "registers.h"
-#include "row_tables.h"
+#include "row_arguments.h"
 #include "visibility.h"
 
 using namespace nb::literals;
 
 namespace {
-
-using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutRows = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using InRows = nb::ndarray<const uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using Slots = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Starts = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Tokens = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Rows ahead of the copy whose first lines are fetched: 4 to 8 measured best, more gains nothing.
 constexpr size_t kPrefetchRows = 6;
@@ -42,54 +34,12 @@ std::vector<Move>& scratch(size_t moves) {
   return list;
 }
 
-// One (component, layer) of a mapped device.
-struct Region {
-  Region(const RowTables& tables, int number_, int64_t offset, int64_t row_bytes_, size_t memory_bytes)
-      : number(number_), row_bytes(row_bytes_) {
-    if (number < 0 || number >= tables.num_regions())
-      throw std::invalid_argument("region " + std::to_string(number) + " of " + std::to_string(tables.num_regions()));
-    const auto size = static_cast<int64_t>(memory_bytes);
-    if (row_bytes <= 0 || offset < 0 || offset > size)
-      throw std::invalid_argument("region_offset and row_bytes do not lie in the memory");
-    start = offset;
-    rows = (size - offset) / row_bytes;
-  }
-
-  // Byte offset in the memory of a row, refusing one that does not lie in it whole.
-  int64_t at(int64_t row, int64_t count = 1) const {
-    if (row < 0 || row + count > rows)
-      throw std::out_of_range("row " + std::to_string(row) + " lies past the memory's end");
-    return start + row * row_bytes;
-  }
-
-  int number;
-  int64_t row_bytes, start = 0, rows = 0;
-};
-
-void want(bool good, const char* what) {
-  if (!good) throw std::invalid_argument(what);
-}
-
-// Calls visit(b * k + j, byte offset) for every token that is not -1; throws at the first bad one.
-template <typename Visit>
-void for_each_token(RowTables& tables, const Region& region, const Slots& slots, const Tokens& tokens, Visit visit) {
-  const size_t batch = slots.shape(0), k = tokens.shape(1);
-  want(tokens.shape(0) == batch, "slots and tokens differ in length");
-  for (size_t b = 0; b < batch; ++b) {
-    const RequestTable& request = tables.at(slots.data()[b]);
-    const int32_t* row = tokens.data() + b * k;
-    for (size_t j = 0; j < k; ++j) {
-      if (row[j] == -1) continue;
-      visit(b * k + j, region.at(tables.readable_row(slots.data()[b], request, region.number, row[j])));
-    }
-  }
-}
-
 // Calls visit(index of the first row in the batch's rows, byte offset, rows) for every run of rows that are
 // contiguous in memory. `start` is checked by the caller.
 template <typename Visit>
-void for_each_run(const RowTables& tables, const Region& region, const RequestTable& request, int64_t start,
+void for_each_run(const Region& region, const RequestTable& request, int64_t start,
                   int64_t count, Visit visit) {
+  const RowTables& tables = region.tables;
   for (int64_t done = 0; done < count;) {
     const int64_t token = start + done;
     const int64_t run = std::min(count - done, tables.contiguous_tokens(request, token));
@@ -109,50 +59,29 @@ void copy_moves(const Move* moves, size_t count) {
   }
 }
 
-int64_t gather_rows(RowTables& tables, const ConstBytes& memory, const Region& region, const Slots& slots,
-                    const Tokens& tokens, const OutRows& out, const std::optional<Tokens>& out_rows) {
-  const size_t total = tokens.shape(0) * tokens.shape(1), out_count = out.shape(0);
-  want(static_cast<int64_t>(out.shape(1)) == region.row_bytes, "out's rows are not row_bytes wide");
-  const int32_t* targets = nullptr;
-  if (out_rows) {
-    want(out_rows->shape(0) == tokens.shape(0) && out_rows->shape(1) == tokens.shape(1),
-         "out_rows and tokens differ in shape");
-    targets = out_rows->data();
-  }
-  std::vector<Move>& moves = scratch(total);
+int64_t gather_rows(const ConstBytes& memory, const Region& region, const Slots& slots, const Tokens& tokens,
+                    const OutRows& out, const std::optional<Tokens>& out_rows) {
+  std::vector<Move>& moves = scratch(tokens.shape(0) * tokens.shape(1));
   const auto nbytes = static_cast<size_t>(region.row_bytes);
   size_t count = 0;
-  for_each_token(tables, region, slots, tokens, [&](size_t index, int64_t offset) {
-    const size_t target = targets ? static_cast<size_t>(targets[index]) : index;  // a negative one is past the end
-    if (target >= out_count) throw std::out_of_range("an out row lies past the end of out");
+  region.for_each_read(slots, tokens, out, out_rows, [&](size_t target, int64_t offset) {
     moves[count++] = {memory.data() + offset, out.data() + target * nbytes, nbytes};
   });
   copy_moves(moves.data(), count);
   return static_cast<int64_t>(count);
 }
 
-// Refuses a write that would leave a gap, touch a shared token, or pass what was reserved.
-const RequestTable& writable(RowTables& tables, const Region& region, int64_t slot, int64_t start, int64_t count) {
-  const RequestTable& request = tables.at(slot);
-  const int64_t length = request.lengths[static_cast<size_t>(region.number)];
-  if (start < request.shared_tokens || start > length) throw TokenFault(slot, start, length);
-  const int64_t capacity = tables.capacity(request);
-  if (start + count > capacity) throw TokenFault(slot, capacity, length);
-  return request;
-}
-
-int64_t scatter_rows(RowTables& tables, const Bytes& memory, const Region& region, const Slots& slots,
+int64_t scatter_rows(const Bytes& memory, const Region& region, const Slots& slots,
                      const Starts& start, const InRows& rows, bool nontemporal) {
   const size_t batch = slots.shape(0);
   const auto n = static_cast<int64_t>(rows.shape(1));
-  want(start.shape(0) == batch && rows.shape(0) == batch, "slots, start and rows differ in length");
-  want(static_cast<int64_t>(rows.shape(2)) == region.row_bytes, "rows are not row_bytes wide");
-  std::vector<Move>& moves = scratch(batch * static_cast<size_t>(n / tables.block_tokens() + 3));
+  region.check_rows(slots, start, rows);
+  std::vector<Move>& moves = scratch(batch * static_cast<size_t>(n / region.tables.block_tokens() + 3));
   size_t count = 0;
   for (size_t b = 0; b < batch; ++b) {
-    const RequestTable& request = writable(tables, region, slots.data()[b], start.data()[b], n);
+    const RequestTable& request = region.writable(slots.data()[b], start.data()[b], n);
     const uint8_t* from = rows.data() + static_cast<int64_t>(b) * n * region.row_bytes;
-    for_each_run(tables, region, request, start.data()[b], n, [&](int64_t first, int64_t offset, int64_t run) {
+    for_each_run(region, request, start.data()[b], n, [&](int64_t first, int64_t offset, int64_t run) {
       moves[count++] = {from + first * region.row_bytes, memory.data() + offset,
                         static_cast<size_t>(run * region.row_bytes)};
     });
@@ -164,17 +93,15 @@ int64_t scatter_rows(RowTables& tables, const Bytes& memory, const Region& regio
       std::memcpy(moves[i].to, moves[i].from, moves[i].nbytes);
   }
   if (nontemporal) store_fence();
-  for (size_t b = 0; b < batch; ++b) {
-    int32_t& length = tables.at(slots.data()[b]).lengths[static_cast<size_t>(region.number)];
-    length = std::max(length, static_cast<int32_t>(start.data()[b] + n));
-  }
+  region.advance_lengths(slots, start, n);
   return static_cast<int64_t>(batch) * n;
 }
 
 // Write back the lines of tokens start[b] .. start[b] + n, which must have been written; fences.
-int64_t writeback_rows(RowTables& tables, const ConstBytes& memory, const Region& region, const Slots& slots,
+int64_t writeback_rows(const ConstBytes& memory, const Region& region, const Slots& slots,
                        const Starts& start, int64_t n) {
   const size_t batch = slots.shape(0);
+  RowTables& tables = region.tables;
   want(start.shape(0) == batch && n >= 0, "slots and start differ in length, or n is negative");
   for (size_t b = 0; b < batch; ++b) {
     const RequestTable& request = tables.at(slots.data()[b]);
@@ -184,7 +111,7 @@ int64_t writeback_rows(RowTables& tables, const ConstBytes& memory, const Region
   }
   int64_t lines = 0;
   for (size_t b = 0; b < batch; ++b)
-    for_each_run(tables, region, tables.at(slots.data()[b]), start.data()[b], n,
+    for_each_run(region, tables.at(slots.data()[b]), start.data()[b], n,
                  [&](int64_t, int64_t offset, int64_t run) {
                    lines += writeback_lines(memory.data() + offset, static_cast<size_t>(run * region.row_bytes));
                  });
@@ -193,10 +120,10 @@ int64_t writeback_rows(RowTables& tables, const ConstBytes& memory, const Region
 }
 
 // Drop the lines of the tokens and fence, so that the next loads see what other hosts wrote back.
-int64_t invalidate_tokens(RowTables& tables, const ConstBytes& memory, const Region& region, const Slots& slots,
+int64_t invalidate_tokens(const ConstBytes& memory, const Region& region, const Slots& slots,
                           const Tokens& tokens) {
   int64_t lines = 0;
-  for_each_token(tables, region, slots, tokens, [&](size_t, int64_t offset) {
+  region.for_each_token(slots, tokens, [&](size_t, int64_t offset) {
     lines += invalidate_lines(memory.data() + offset, static_cast<size_t>(region.row_bytes));
   });
   full_fence();
@@ -285,7 +212,7 @@ void register_rows(nb::module_& m) {
       [](RowTables& tables, const ConstBytes& memory, int region, int64_t region_offset, int64_t row_bytes,
          const Slots& slots, const Tokens& tokens, const OutRows& out, const std::optional<Tokens>& out_rows) {
         nb::gil_scoped_release release;
-        return gather_rows(tables, memory, Region(tables, region, region_offset, row_bytes, memory.size()), slots,
+        return gather_rows(memory, Region(tables, region, region_offset, row_bytes, memory.size()), slots,
                            tokens, out, out_rows);
       },
       "tables"_a, "memory"_a.noconvert(), "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(),
@@ -296,7 +223,7 @@ void register_rows(nb::module_& m) {
       [](RowTables& tables, const Bytes& memory, int region, int64_t region_offset, int64_t row_bytes,
          const Slots& slots, const Starts& start, const InRows& rows, bool nontemporal) {
         nb::gil_scoped_release release;
-        return scatter_rows(tables, memory, Region(tables, region, region_offset, row_bytes, memory.size()), slots,
+        return scatter_rows(memory, Region(tables, region, region_offset, row_bytes, memory.size()), slots,
                             start, rows, nontemporal);
       },
       "tables"_a, "memory"_a.noconvert(), "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(),
@@ -307,7 +234,7 @@ void register_rows(nb::module_& m) {
       [](RowTables& tables, const ConstBytes& memory, int region, int64_t region_offset, int64_t row_bytes,
          const Slots& slots, const Starts& start, int64_t n) {
         nb::gil_scoped_release release;
-        return writeback_rows(tables, memory, Region(tables, region, region_offset, row_bytes, memory.size()), slots,
+        return writeback_rows(memory, Region(tables, region, region_offset, row_bytes, memory.size()), slots,
                               start, n);
       },
       "tables"_a, "memory"_a.noconvert(), "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(),
@@ -317,7 +244,7 @@ void register_rows(nb::module_& m) {
       [](RowTables& tables, const ConstBytes& memory, int region, int64_t region_offset, int64_t row_bytes,
          const Slots& slots, const Tokens& tokens) {
         nb::gil_scoped_release release;
-        return invalidate_tokens(tables, memory, Region(tables, region, region_offset, row_bytes, memory.size()),
+        return invalidate_tokens(memory, Region(tables, region, region_offset, row_bytes, memory.size()),
                                  slots, tokens);
       },
       "tables"_a, "memory"_a.noconvert(), "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(),

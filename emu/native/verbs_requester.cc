@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "row_tables.h"
+#include "row_arguments.h"
 #include "verbs_poster.h"
 
 using namespace nb::literals;
@@ -16,35 +17,14 @@ using namespace nb::literals;
 namespace verbs {
 namespace {
 
-using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutRows = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using InRows = nb::ndarray<const uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using Slots = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Starts = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Tokens = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
 // The head of the staging memory holds PACK's messages, the rest rows of arrays that are not registered.
 constexpr uint64_t kMessageBytes = uint64_t{256} << 10;
 constexpr size_t kMaxPackRows = (kMessageBytes - sizeof(PackMessage)) / sizeof(uint64_t);
 
-void want(bool good, const char* what) {
-  if (!good) throw std::invalid_argument(what);
-}
-
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-// One (component, layer) of the remote device.
-struct Region {
-  RowTables& tables;
-  int number;
-  int64_t offset, row_bytes;
-
-  void check() const {
-    want(number >= 0 && number < tables.num_regions(), "no such region");
-    want(offset >= 0 && row_bytes > 0, "region_offset and row_bytes must be positive");
-  }
-};
+// The end of the remote memory is the rkey's business: a request past it completes in error.
+constexpr size_t kUnbounded = std::numeric_limits<int64_t>::max();
 
 class Requester {
  public:
@@ -109,7 +89,7 @@ class Requester {
         poster_.transfer(Opcode::kWrite, rows, count, bounce_, width);
       });
     }
-    advance_lengths(region, slots, start, static_cast<int64_t>(data.shape(1)));
+    region.advance_lengths(slots, start, static_cast<int64_t>(data.shape(1)));
     return static_cast<int64_t>(rows_.size());
   }
 
@@ -149,53 +129,24 @@ class Requester {
 
   void resolve_reads(const Region& region, const Slots& slots, const Tokens& tokens, const OutRows& out,
                      const std::optional<Tokens>& out_rows) {
-    region.check();
-    const size_t batch = slots.shape(0), k = tokens.shape(1);
-    want(tokens.shape(0) == batch, "slots and tokens differ in length");
-    want(static_cast<int64_t>(out.shape(1)) == region.row_bytes, "out's rows are not row_bytes wide");
-    want(!out_rows || (out_rows->shape(0) == batch && out_rows->shape(1) == k), "out_rows and tokens differ in shape");
     rows_.clear();
-    for (size_t b = 0; b < batch; ++b) {
-      const RequestTable& request = region.tables.at(slots.data()[b]);
-      for (size_t i = b * k; i < (b + 1) * k; ++i) {
-        const int32_t token = tokens.data()[i];
-        if (token == -1) continue;
-        const int64_t row = region.tables.readable_row(slots.data()[b], request, region.number, token);
-        // A negative out row becomes a huge one.
-        const auto target = out_rows ? static_cast<uint64_t>(int64_t{out_rows->data()[i]}) : uint64_t{i};
-        if (target >= out.shape(0)) throw std::out_of_range("an out row lies past the end of out");
-        rows_.push_back({static_cast<uint64_t>(region.offset + row * region.row_bytes), target});
-      }
-    }
+    region.for_each_read(slots, tokens, out, out_rows, [&](size_t target, int64_t offset) {
+      rows_.push_back({static_cast<uint64_t>(offset), target});
+    });
   }
 
-  // Refuses a gap, a shared token, and more than was reserved, before anything is posted.
+  // Every write is checked before anything is posted.
   void resolve_writes(const Region& region, const Slots& slots, const Starts& start, const InRows& data) {
-    region.check();
-    const auto batch = static_cast<int64_t>(slots.shape(0));
+    region.check_rows(slots, start, data);
     const auto n = static_cast<int64_t>(data.shape(1));
-    want(start.shape(0) == slots.shape(0) && data.shape(0) == slots.shape(0), "slots, start and rows differ in length");
-    want(static_cast<int64_t>(data.shape(2)) == region.row_bytes, "rows are not row_bytes wide");
     rows_.clear();
-    for (int64_t b = 0; b < batch; ++b) {
-      const int64_t slot = slots.data()[b], first = start.data()[b];
-      const RequestTable& request = region.tables.at(slot);
-      const int64_t length = request.lengths[static_cast<size_t>(region.number)];
-      const int64_t capacity = region.tables.capacity(request);
-      if (first < request.shared_tokens || first > length) throw TokenFault(slot, first, length);
-      if (first + n > capacity) throw TokenFault(slot, capacity, length);
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t row = region.tables.row(request, first + i);
-        const auto remote = static_cast<uint64_t>(region.offset + row * region.row_bytes);
-        rows_.push_back({remote, static_cast<uint64_t>(b * n + i)});
-      }
-    }
-  }
-
-  static void advance_lengths(const Region& region, const Slots& slots, const Starts& start, int64_t n) {
     for (size_t b = 0; b < slots.shape(0); ++b) {
-      int32_t& length = region.tables.at(slots.data()[b]).lengths[static_cast<size_t>(region.number)];
-      length = std::max(length, static_cast<int32_t>(start.data()[b] + n));
+      const int64_t first = start.data()[b];
+      const RequestTable& request = region.writable(slots.data()[b], first, n);
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t offset = region.at(region.tables.row(request, first + i));
+        rows_.push_back({static_cast<uint64_t>(offset), b * data.shape(1) + static_cast<size_t>(i)});
+      }
     }
   }
 
@@ -249,7 +200,7 @@ void register_requester(nb::module_& m) {
           [](Requester& self, RowTables& tables, int region, int64_t region_offset, int64_t row_bytes,
              const Slots& slots, const Tokens& tokens, const OutRows& out, const std::optional<Tokens>& out_rows) {
             nb::gil_scoped_release release;
-            return self.read_rows({tables, region, region_offset, row_bytes}, slots, tokens, out, out_rows);
+            return self.read_rows({tables, region, region_offset, row_bytes, kUnbounded}, slots, tokens, out, out_rows);
           },
           "tables"_a, "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(), "tokens"_a.noconvert(),
           "out"_a.noconvert(), "out_rows"_a.noconvert().none() = nb::none(),
@@ -259,7 +210,7 @@ void register_requester(nb::module_& m) {
           [](Requester& self, RowTables& tables, int region, int64_t region_offset, int64_t row_bytes,
              const Slots& slots, const Tokens& tokens, const OutRows& out, const std::optional<Tokens>& out_rows) {
             nb::gil_scoped_release release;
-            return self.pack_rows({tables, region, region_offset, row_bytes}, slots, tokens, out, out_rows);
+            return self.pack_rows({tables, region, region_offset, row_bytes, kUnbounded}, slots, tokens, out, out_rows);
           },
           "tables"_a, "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(), "tokens"_a.noconvert(),
           "out"_a.noconvert(), "out_rows"_a.noconvert().none() = nb::none(),
@@ -269,7 +220,7 @@ void register_requester(nb::module_& m) {
           [](Requester& self, RowTables& tables, int region, int64_t region_offset, int64_t row_bytes,
              const Slots& slots, const Starts& start, const InRows& rows) {
             nb::gil_scoped_release release;
-            return self.write_rows({tables, region, region_offset, row_bytes}, slots, start, rows);
+            return self.write_rows({tables, region, region_offset, row_bytes, kUnbounded}, slots, start, rows);
           },
           "tables"_a, "region"_a, "region_offset"_a, "row_bytes"_a, "slots"_a.noconvert(), "start"_a.noconvert(),
           "rows"_a.noconvert(),

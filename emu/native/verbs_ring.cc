@@ -206,8 +206,6 @@ void register_ring(nb::module_& m) {
            },
            "opcode"_a, "wr_id"_a, "rkey"_a, "remote_offset"_a, "sge"_a, "signalled"_a = true);
   nb::class_<Completion>(m, "Completion")
-      .def_ro("wr_id", &Completion::wr_id)
-      .def_ro("opcode", &Completion::opcode)
       .def_prop_ro("status", [](const Completion& self) { return status_name(self.status); });
   nb::class_<QueuePair>(m, "QueuePair", "A reliable connection. Not safe for two threads at once.")
       .def("post", [](QueuePair& self, const std::vector<WorkRequest>& requests) { return self.post(requests); },
@@ -216,8 +214,7 @@ void register_ring(nb::module_& m) {
       .def("wait", &QueuePair::wait, nb::call_guard<nb::gil_scoped_release>(), "Sleep until poll() has something.")
       .def_prop_ro("send_queue_depth", &QueuePair::send_queue_depth)
       .def_prop_ro("max_rd_atomic", &QueuePair::max_rd_atomic)
-      .def_prop_ro("max_outstanding_reads", &QueuePair::max_outstanding_reads)
-      .def("reset_max_outstanding_reads", &QueuePair::reset_max_outstanding_reads);
+      .def_prop_ro("max_outstanding_reads", &QueuePair::max_outstanding_reads);
   nb::class_<RingQueuePair, QueuePair>(m, "RingQueuePair", "A queue pair executed by a memory node.")
       .def(nb::init<size_t, uint32_t, double>(), "send_queue_depth"_a, "max_rd_atomic"_a, "timeout_s"_a)
       .def_prop_ro("fds", &RingQueuePair::fds, "(rings, doorbell, completion event), for the node.")

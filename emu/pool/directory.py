@@ -13,8 +13,8 @@ from emu.errors import KeyExists, KeyMissing, MediumError, StaleDescriptor, Stor
 from emu.pool import records, space
 from emu.pool.database import Database
 from emu.pool.opening import open_pool
-from emu.pool.process import Process
 from emu.pool.records import Entry, Lease, Wanted
+from emu.process import ProcessId
 
 if TYPE_CHECKING:
     import sqlite3
@@ -44,7 +44,7 @@ class Directory:
             raise
 
     def _register(self) -> int:
-        process = Process.current()
+        process = ProcessId.current()
         with self._transaction() as db:
             holder = db.execute(
                 "INSERT INTO holders (pid, start_time, boot, namespace) VALUES (?, ?, ?, ?)",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from emu.descriptor_wire import key_bytes
 from emu.pool.space import unpack_blocks
-from emu.pool.wire import key_bytes
 
 if TYPE_CHECKING:
     import sqlite3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from emu.pool.process import Process
+from emu.process import ProcessId
 
 if TYPE_CHECKING:
     import sqlite3
@@ -110,7 +110,7 @@ def settle(db: sqlite3.Connection) -> None:
 def reap(db: sqlite3.Connection) -> None:
     """Take back the leases of dead processes."""
     rows = db.execute("SELECT holder, pid, start_time, boot, namespace FROM holders").fetchall()
-    dead = [(holder,) for holder, *process in rows if not Process(*process).alive()]
+    dead = [(holder,) for holder, *process in rows if not ProcessId(*process).alive()]
     if dead:
         drop_holders(db, dead)
 

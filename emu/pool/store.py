@@ -118,6 +118,11 @@ class PoolStore(KVStore):
         return Reservation(held.slot, lease.entry.shared_tokens)
 
     def _check_wanted(self, want: Wanted) -> None:
+        if not all(isinstance(n, int) for n in (want.num_tokens, want.append_tokens)):
+            raise UserError(
+                f"request {want.key!r} of {want.num_tokens!r} + {want.append_tokens!r} tokens",
+                remedy="give whole numbers",
+            )
         total = want.num_tokens + want.append_tokens
         if min(want.num_tokens, want.append_tokens) < 0 or total > _MAX_TOKENS:
             raise UserError(
@@ -203,12 +208,14 @@ class PoolStore(KVStore):
     def exists(self, keys: Sequence[str]) -> BoolMask:
         """See KVStore.exists."""
         self._usable()
+        _check_keys(keys)
         entries = self._directory.find(keys)
         return np.array([e is not None and e.state == "published" for e in entries], np.bool_)
 
     def delete(self, keys: Sequence[str]) -> int:
         """See KVStore.delete; this store's slots of the requests are stale at once."""
         self._usable()
+        _check_keys(keys)
         generations = self._directory.delete(keys)
         for generation in generations:
             for held in self._held.of(generation):
@@ -218,6 +225,7 @@ class PoolStore(KVStore):
     def slots(self, keys: Sequence[str]) -> SlotIds:
         """See KVStore.slots; takes a lease on what this store does not hold yet."""
         self._usable()
+        _check_keys(keys)
         found = {key: self._held_entry(entry) for key, entry in self._find_all(keys).items()}
         missing = [key for key, held in found.items() if held is None]
         leases = self._directory.lease(missing)
@@ -351,6 +359,11 @@ class PoolStore(KVStore):
         self._usable()
         self._rows.counters = Stats()
         self._medium.reset_stats()
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    if isinstance(keys, str):
+        raise UserError(f"got the string {keys!r} for a list of keys", remedy=f"write [{keys!r}]")
 
 
 def _check_pairs(name: str, keys: Sequence[str], values: Sequence[object]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from emu.errors import WorkerError
 from emu.provision.process import ProcessId, identify
+from emu.server import last_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ def wait_ready(
         if ended or time.monotonic() > deadline:
             text = log.read_text(errors="replace")
             raise WorkerError(
-                f"{step.role} {'ended' if ended else 'was not ready in time'}: {_last_line(text)}",
+                f"{step.role} {'ended' if ended else 'was not ready in time'}: {last_line(text)}",
                 role=step.role,
                 exit_status=status,
                 log_tail=text[-2000:],
@@ -79,8 +80,3 @@ def _ended(pid: int) -> tuple[bool, int | None]:
         found, status = os.waitpid(pid, os.WNOHANG)
         return (False, None) if found == 0 else (True, os.waitstatus_to_exitcode(status))
     return True, None
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it wrote nothing"

@@ -17,6 +17,8 @@ from emu.provision.steps import (
     Step,
     step_to_json,
 )
+from emu.registry import server_argv
+from emu.server import READY
 from emu.units import format_size
 
 if TYPE_CHECKING:
@@ -251,11 +253,10 @@ def _steps(plan: Plan, node_bytes: int, facts: Facts) -> list[Step]:
             MakeFile(log_path(plan.run_dir, host), ""),
         ]
     if plan.node_socket:
-        module = (facts.python, "-P", "-m", "backends.memory_node")
-        argv = (*module, "--socket", plan.node_socket, "--size", str(node_bytes))
+        argv = server_argv("rdma", plan.node_socket, node_bytes, python=facts.python)
         log = log_path(plan.run_dir, "memory-node")
         steps.append(MakeFile(log, ""))
-        steps.append(StartProcess("memory-node", argv, log, "ready", (plan.node_socket,)))
+        steps.append(StartProcess("memory-node", argv, log, READY, (plan.node_socket,)))
     return steps
 
 

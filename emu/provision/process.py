@@ -1,4 +1,4 @@
-"""Which process is whose: identity by start time and boot, and ending processes without hitting another's."""
+"""Which processes are a testbed's, and ending them without hitting another's."""
 
 from __future__ import annotations
 
@@ -7,48 +7,28 @@ import select
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from emu.process import ProcessId, boot_id, identify, is_running, pid_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+__all__ = [
+    "TAG",
+    "ProcessId",
+    "ancestors",
+    "boot_id",
+    "identify",
+    "is_running",
+    "mapping",
+    "tagged",
+    "terminate",
+]
+
 TAG = "EMU_TESTBED_ID"
 """Environment variable that every process started in a testbed inherits; its value is the record's id."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessId:
-    """A process that cannot be confused with a later one of the same pid.
-
-    Attributes:
-        pid: process id.
-        start_time: clock ticks after boot, field 22 of /proc/PID/stat (proc(5)).
-    """
-
-    pid: int
-    start_time: int
-
-
-def boot_id() -> str:
-    """The kernel's random name of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def identify(pid: int) -> ProcessId | None:
-    """The running process of that pid, None when there is none (a zombie has ended)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0] in {b"Z", b"X"} else ProcessId(pid, int(fields[19]))
-
-
-def is_running(process: ProcessId) -> bool:
-    """Whether that very process still runs."""
-    return identify(process.pid) == process
 
 
 def _pids() -> Iterator[int]:
@@ -94,15 +74,20 @@ def ancestors() -> set[int]:
 def terminate(processes: Iterable[ProcessId], *, grace_s: float = 5.0) -> list[ProcessId]:
     """End processes: SIGTERM, wait, SIGKILL, wait. Returns those that did not end.
 
-    A pidfd is opened before the identity is checked, so a pid reused in between is never signalled.
+    A pidfd is opened before the identity is checked, so a pid reused in between is never signalled. What lives in
+    another pid namespace cannot be signalled from here.
     """
+    out_of_reach = []
     open_fds: dict[int, ProcessId] = {}
     try:
         for process in processes:
+            if process.namespace != pid_namespace():
+                out_of_reach += [process] if process.alive() else []
+                continue
             with suppress(ProcessLookupError):
                 fd = os.pidfd_open(process.pid)
                 open_fds[fd] = process
-        waiting = {fd for fd, process in open_fds.items() if is_running(process)}
+        waiting = {fd for fd, process in open_fds.items() if process.alive()}
         for signals, wait_s in (
             ((signal.SIGTERM, signal.SIGCONT), grace_s),
             ((signal.SIGKILL,), 5.0),
@@ -114,7 +99,7 @@ def terminate(processes: Iterable[ProcessId], *, grace_s: float = 5.0) -> list[P
                     ):  # it ended, or it is no longer this user's: then it survives
                         signal.pidfd_send_signal(fd, number)
             waiting = _wait(waiting, wait_s)
-        return [open_fds[fd] for fd in waiting]
+        return [*out_of_reach, *(open_fds[fd] for fd in waiting)]
     finally:
         for fd, process in open_fds.items():
             os.close(fd)

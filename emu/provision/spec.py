@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from emu.errors import UserError
+from emu.suggest import did_you_mean
 from emu.units import parse_size
 
 DRIVERS = ("auto", "local", "qemu")
@@ -91,11 +91,6 @@ class Flags:
     rdma: str | None = None
 
 
-def _closest(word: str, known: tuple[str, ...]) -> str:
-    matches = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {matches[0]!r}?" if matches else f"use one of {', '.join(known)}"
-
-
 def _typed(where: str, value: object, kind: type[T], words: str) -> T:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise UserError(f"{where}: {value!r} is not {words}")
@@ -106,7 +101,7 @@ def _choice(*options: str) -> Check:
     def check(where: str, value: object) -> str:
         text = _typed(where, value, str, "a text")
         if text not in options:
-            raise UserError(f"{where}: no such value {text!r}", remedy=_closest(text, options))
+            raise UserError(f"{where}: no such value {text!r}", remedy=did_you_mean(text, options))
         return text
 
     return check
@@ -228,6 +223,8 @@ def make_spec(flags: Flags, file: Path | None = None) -> TestbedSpec:
 
 def _read(file: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
     """Tables and devices of a spec file, every key known and every value checked."""
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file}: not a regular file", remedy="name a readable TOML file")
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -237,7 +234,7 @@ def _read(file: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
     known = (*_TABLES, "device")
     for key in raw:
         if key not in known:
-            raise UserError(f"{file}: no table [{key}]", remedy=_closest(key, known))
+            raise UserError(f"{file}: no table [{key}]", remedy=did_you_mean(key, known))
     tables = {
         table: _check_table(f"{file}: [{table}]", raw.get(table, {}), checks)
         for table, checks in _TABLES.items()
@@ -257,7 +254,7 @@ def _check_table(where: str, raw: object, checks: Mapping[str, Check]) -> dict[s
         raise UserError(f"{where}: {raw!r} is not a table")
     for key in raw:
         if key not in checks:
-            raise UserError(f"{where} has no key {key!r}", remedy=_closest(key, tuple(checks)))
+            raise UserError(f"{where} has no key {key!r}", remedy=did_you_mean(key, tuple(checks)))
     return {key: checks[key](f"{where} {key}", value) for key, value in raw.items()}
 
 

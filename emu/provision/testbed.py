@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import subprocess
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from emu.provision.process import ProcessId, boot_id, identify, is_running
 from emu.provision.runner import Runner
 from emu.provision.spec import Flags, check_name, make_spec
 from emu.provision.state import StateDirectory
+from emu.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +63,20 @@ class Testbed:
                 remedy=f"clear it with `emu down {record.name}`, then `emu up` again",
             )
         return cls(record, state)
+
+    @classmethod
+    def find_lasting(cls, name: str | None = None) -> Testbed | None:
+        """As find(), but None where no name is given and no testbed is up to stay.
+
+        Testbeds that another command made for itself do not count.
+
+        Raises:
+            UserError, TestbedError: as find().
+        """
+        state = StateDirectory()
+        if name is None and not os.environ.get("EMU_TESTBED") and not _lasting(state):
+            return None
+        return cls.find(name)
 
     @property
     def name(self) -> str:
@@ -110,9 +125,9 @@ class Testbed:
             UserError: no such host.
         """
         if host not in self.hosts:
-            close = difflib.get_close_matches(host, self.hosts, 1) or self.hosts
             raise UserError(
-                f"testbed {self.name!r} has no host {host!r}", remedy=f"for instance {close[0]}"
+                f"testbed {self.name!r} has no host {host!r}",
+                remedy=did_you_mean(host, self.hosts),
             )
         return host_env(self.name, host, self.record.devices, self.node_socket)
 
@@ -207,18 +222,22 @@ def resolve_name(name: str | None, state: StateDirectory) -> str:
     """
     if name is not None:
         return check_name("--name", name)
-    names = state.names()
     inside = os.environ.get("EMU_TESTBED")
     if inside:
         return check_name("EMU_TESTBED", inside)
-    if DEFAULT_NAME in names or not names:
+    lasting = _lasting(state)
+    if DEFAULT_NAME in lasting or not lasting:
         return DEFAULT_NAME
-    lasting = [n for n in names if not _is_ephemeral(n, state)]
     if len(lasting) == 1:
         return lasting[0]
     raise TestbedError(
-        "several testbeds, none named default", remedy=f"name one of {', '.join(names)}"
+        "several testbeds, none named default", remedy=f"name one of {', '.join(lasting)}"
     )
+
+
+def _lasting(state: StateDirectory) -> list[str]:
+    """Names of the testbeds that `emu up` made."""
+    return [name for name in state.names() if not _is_ephemeral(name, state)]
 
 
 def _is_ephemeral(name: str, state: StateDirectory) -> bool:
@@ -246,8 +265,12 @@ def testbed(
         flags: driver, device_size, hosts, coherence, profile, rdma: as the flags of `emu up`.
 
     Raises:
-        UserError, HostError, TestbedError: as `emu up`.
+        UserError, HostError, TestbedError: as `emu up`; UserError also for a flag that it has not.
     """
+    known = [field.name for field in fields(Flags)]
+    for flag in flags:
+        if flag not in known:
+            raise UserError(f"testbed() has no flag {flag!r}", remedy=did_you_mean(flag, known))
     state = StateDirectory()
     chosen = Flags(cxl_devices=cxl_devices, name=name or _free_name(state), **flags)
     spec = make_spec(chosen, Path(spec_file) if spec_file is not None else None)

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emu.sac.prefill import write_rows
+from emu.sac.scratch import Scratch
 from emu.sac.selection import IndexKeys
 from emu.sac.sequence import Record, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from emu.sac.designs import Design
+    from emu.sac.context import DecodeContext
     from emu.sac.hot_buffer import HotBuffer
-    from emu.sac.model import DsaModel
-    from emu.sac.plan import RequestPlan, RunSpec
+    from emu.sac.plan import RequestPlan
     from emu.store import Descriptor, KVStore, Rows
     from emu.timing.actors import Op, Wait
-    from emu.timing.clock import Clock
-    from emu.timing.system import System
 
 
 @dataclass(slots=True)
@@ -43,27 +41,15 @@ class Attacher:
     """Brings requests to decode GPUs.
 
     Args:
-        model, spec, design: what runs.
-        pools: the pool's stores, by device.
-        local: the decode host's DRAM copy, None where the design has none.
-        clock, system: charge the time.
+        context: what runs where.
     """
 
-    def __init__(
-        self,
-        model: DsaModel,
-        spec: RunSpec,
-        design: Design,
-        pools: list[KVStore],
-        local: KVStore | None,
-        clock: Clock,
-        system: System,
-    ) -> None:
-        self._model, self._spec, self._design = model, spec, design
-        self._pools, self._local = pools, local
-        self._clock, self._system = clock, system
-        self._layout = model.layout
-        self._scratch: dict[KVStore, Rows] = {}
+    def __init__(self, context: DecodeContext) -> None:
+        self._context = context
+        self._model, self._spec, self._design = context.model, context.spec, context.design
+        self._local, self._clock, self._system = context.local, context.clock, context.system
+        self._layout = context.model.layout
+        self._scratch = Scratch()
 
     def attach(
         self, delivery: Delivery, place: int, hot: HotBuffer | None
@@ -74,7 +60,7 @@ class Attacher:
         if self._spec.round == 1:
             yield from self._prefill(delivery, record)
         started_ns = self._clock.now_ns
-        pool = self._pools[plan.device if len(self._pools) > 1 else 0]
+        pool = self._context.pool(plan)
         slot = pool.attach(delivery.descriptor)
         reader, reader_slot = pool, slot
         if self._local is not None:
@@ -92,7 +78,7 @@ class Attacher:
         plan, tokens = delivery.plan, delivery.computed_tokens
         layers = len(self._layout.component("kv").layers)
         record.prefill_compute_ns = self._system.compute.prefill_ns(tokens, layers)
-        yield self._clock.compute("prefill", record.prefill_compute_ns, f"prefill {plan.key}")
+        yield self._clock.compute("prefill", record.prefill_compute_ns, f"prefill {plan.label}")
         computed_ns = self._clock.now_ns
         path = self._system.path(
             self._design.flush_path or self._design.write_path, plan.gpu, plan.device
@@ -103,19 +89,14 @@ class Attacher:
             path,
             tokens * self._layout.token_bytes,
             tokens * regions,
-            f"publish {plan.key}",
+            f"publish {plan.label}",
             requests=self._layout.blocks_for(tokens) * regions,
         )
         record.attach_transfer_ns += self._clock.now_ns - computed_ns
 
     def _read(self, store: KVStore, slot: int, name: str, tokens: int) -> Rows:
         """A component's first tokens, uint8 [layers, tokens, row_bytes], valid until the next call."""
-        component = self._layout.component(name)
-        nbytes = len(component.layers) * tokens * component.row_bytes
-        scratch = self._scratch.get(store)
-        if scratch is None or scratch.size < nbytes:
-            scratch = self._scratch[store] = store.buffer(2 * nbytes)
-        rows = scratch[:nbytes].reshape(len(component.layers), tokens, component.row_bytes)
+        rows = self._scratch.rows(store, self._layout.component(name), tokens)
         store.fetch(slot, name, 0, rows)
         return rows
 
@@ -149,14 +130,14 @@ class Attacher:
         components = [self._layout.component(name) for name in names]
         layers = sum(len(c.layers) for c in components)
         nbytes = sum(plan.prompt_rows * c.row_bytes * len(c.layers) for c in components)
-        if path_name != "hbm":
+        if not self._design.resident:
             record.read(nbytes)
         return self._clock.transfer(
             f"gpu{plan.gpu}.attach",
             self._system.path(path_name, plan.gpu, plan.device),
             nbytes,
             plan.prompt_rows * layers,
-            f"attach {plan.key} {'+'.join(names)}",
+            f"attach {plan.label} {'+'.join(names)}",
             requests=self._layout.blocks_for(plan.prompt_rows) * layers,
         )
 

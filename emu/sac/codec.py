@@ -1,42 +1,36 @@
-"""Bytes of KV rows and index keys, as SGLang and FlashMLA keep them on a GPU.
+"""Bytes of KV rows and index keys, in the formats of emu.sac.row_format.
 
-KV row, BF16, 1152 B: `512 x bf16 latent | 64 x bf16 rope`.
-KV row, FP8, 656 B: `512 x e4m3 latent | 4 x fp32 scale, one per 128 latents | 64 x bf16 rope`.
-Index key, 132 B: `128 x e4m3 | 1 x fp32 scale`.
 A scale is max(amax, 1e-4) / 448 (DeepSeek-V3.2's act_quant, without its optional rounding to powers of two), a
-value is round-to-nearest-even of x / scale. "fp32" rows (2304 B and 512 B) exist to compare with other
-implementations without rounding. Sources: SGLang's calculate_mla_kv_cache_dim and index_key_cache.py.
+value is round-to-nearest-even of x / scale.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from emu.errors import UserError
+from emu.sac.row_format import (
+    INDEX_DIM,
+    LATENT,
+    ROPE,
+    SCALE_GROUP,
+    index_row_bytes,
+    kv_row_bytes,
+)
 
-KVDtype = Literal["bf16", "fp8", "fp32"]
+if TYPE_CHECKING:
+    from emu.sac.row_format import KVDtype
+
 Rows = npt.NDArray[np.uint8]
 
-LATENT = 512
-ROPE = 64
-INDEX_DIM = 128
-_SCALE_GROUP = 128
 _E4M3_MAX = 448.0
 _AMAX_FLOOR = 1e-4
-_LATENT_SCALES = LATENT // _SCALE_GROUP
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in get_args(KVDtype):
-        raise UserError(
-            f"no KV dtype {dtype!r}", remedy=f"use one of {', '.join(get_args(KVDtype))}"
-        )
+_LATENT_SCALES = LATENT // SCALE_GROUP
 
 
 def _bytes_of(values: Tensor) -> Tensor:
@@ -73,7 +67,7 @@ _E4M3 = _e4m3_table()
 
 def _quantize(values: Tensor) -> tuple[Tensor, Tensor]:
     """f32 [n, groups * 128] to (e4m3 bytes [n, groups * 128], f32 scales [n, groups])."""
-    groups = values.reshape(values.shape[0], values.shape[1] // _SCALE_GROUP, _SCALE_GROUP)
+    groups = values.reshape(values.shape[0], values.shape[1] // SCALE_GROUP, SCALE_GROUP)
     scales = groups.abs().amax(dim=-1).clamp_min(_AMAX_FLOOR) / _E4M3_MAX
     scaled = (groups / scales.unsqueeze(-1)).clamp(-_E4M3_MAX, _E4M3_MAX)
     return scaled.to(torch.float8_e4m3fn).view(torch.uint8).reshape(values.shape), scales
@@ -82,7 +76,7 @@ def _quantize(values: Tensor) -> tuple[Tensor, Tensor]:
 def _dequantize(data: Tensor, scales: Tensor, out: Tensor) -> None:
     """Write e4m3 bytes [n, groups * 128] times scales [n, groups] to out f32 of data's shape."""
     values = _E4M3.index_select(0, data.to(torch.int32).reshape(-1))
-    grouped = values.view(*scales.shape, _SCALE_GROUP)
+    grouped = values.view(*scales.shape, SCALE_GROUP)
     torch.mul(grouped, scales.unsqueeze(-1), out=grouped)
     out.copy_(grouped.view(data.shape))
 
@@ -98,9 +92,8 @@ class KVCodec:
     """
 
     def __init__(self, dtype: KVDtype) -> None:
-        _check_dtype(dtype)
+        self.row_bytes = kv_row_bytes(dtype)
         self.dtype = dtype
-        self.row_bytes: int = {"bf16": 1152, "fp8": 656, "fp32": 2304}[dtype]
 
     def encode(self, latent: Tensor, rope: Tensor) -> Rows:
         """Rows of n tokens.
@@ -157,9 +150,8 @@ class IndexCodec:
     """
 
     def __init__(self, kv_dtype: KVDtype) -> None:
-        _check_dtype(kv_dtype)
+        self.row_bytes = index_row_bytes(kv_dtype)
         self.exact = kv_dtype == "fp32"
-        self.row_bytes: int = 4 * INDEX_DIM if self.exact else INDEX_DIM + 4
 
     def encode(self, keys: Tensor) -> Rows:
         """Rows of n index keys: f32 [n, 128] to uint8 [n, row_bytes]."""

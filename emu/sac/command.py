@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import contextmanager
@@ -11,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
 
+from emu import host_memory
 from emu.errors import UserError, WorkerError
-from emu.provision.state import StateDirectory
+from emu.json_output import json_text
+from emu.provision.facts import SHM, free_bytes
+from emu.provision.process import boot_id, identify
 from emu.provision.testbed import Testbed, testbed
 from emu.sac.designs import parse_designs
-from emu.sac.figures import SCHEMA_VERSION
 from emu.sac.media import Media
+from emu.sac.memory import check_fits, peak_need
 from emu.sac.plan import (
     RunSpec,
     blocks_needed,
@@ -29,7 +29,8 @@ from emu.sac.plan import (
     device_bytes_needed,
     place,
 )
-from emu.sac.report import table, write_files
+from emu.sac.progress import TerminalProgress
+from emu.sac.report import FILES, FULL_WIDTH, table, write_files
 from emu.sac.session import Session, Setting, work_units
 from emu.timing.profile import DEFAULT_SYSTEM
 from emu.timing.system import System
@@ -42,9 +43,51 @@ if TYPE_CHECKING:
 
     from emu.sac.designs import Design
     from emu.sac.plan import RequestPlan
+    from emu.sac.row_format import KVDtype
     from emu.trace.request import Request
 
 DEFAULT_DEVICES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of `emu run`, by the names that click gives them; None where the user said nothing.
+
+    Attributes:
+        backend: designs, comma-separated, or "all".
+        trace_path, requests, context, output_tokens, skip_bad: which requests.
+        name, directory: the testbed, or where an ephemeral one is made.
+        out: directory for files.
+        dry_run, as_json: what to print.
+        round_, time_mode and the others: as in RunSpec.
+    """
+
+    backend: str
+    model: str
+    kv_dtype: KVDtype
+    top_k: int | None
+    hot_buffer: int | None
+    gpus: int
+    devices: int | None
+    placement: str
+    round_: int
+    concurrency: int
+    arrivals: str
+    trace_path: Path | None
+    requests: int
+    context: int
+    output_tokens: int
+    skip_bad: bool
+    hbm_bytes: int
+    time_mode: str
+    dilation: float
+    profile: str | None
+    seed: int
+    name: str | None
+    directory: Path | None
+    out: Path | None
+    dry_run: bool
+    as_json: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +113,6 @@ class RunPlan:
     def to_json(self) -> dict[str, Any]:
         """Plain data, for --dry-run."""
         return {
-            "schema_version": SCHEMA_VERSION,
             "spec": asdict(self.spec),
             "designs": [design.name for design in self.designs],
             "requests": [
@@ -90,23 +132,21 @@ class RunPlan:
         }
 
 
-def make_plan(
-    spec: RunSpec, options: dict[str, Any], device_sizes: Sequence[int] | None
-) -> RunPlan:
+def make_plan(spec: RunSpec, options: RunOptions, device_sizes: Sequence[int] | None) -> RunPlan:
     """The plan of a run: pure, but for reading the trace.
 
     Args:
         spec: what decides the results.
-        options: backend, trace_path, requests, context, output_tokens, skip_bad.
+        options: which designs and requests.
         device_sizes: of the testbed's devices; None where they will be made to measure.
 
     Raises:
         UserError: options, trace or sizes that cannot be right.
     """
     System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
-    designs = parse_designs(options["backend"])
+    designs = parse_designs(options.backend)
     requests, skipped = _requests(spec, options)
-    plans = place(requests, spec)
+    plans = place(requests, spec, _run_name())
     layout = spec.config().layout(spec.kv_dtype)
     check_hbm(plans, designs, spec, layout)
     blocks = blocks_needed(plans, spec, layout, spec.devices)
@@ -123,9 +163,16 @@ def make_plan(
     )
 
 
-def _requests(spec: RunSpec, options: dict[str, Any]) -> tuple[list[Request], int]:
+def _run_name() -> str:
+    """This process, among all that use the same pool now, did so before, or will."""
+    own = identify(os.getpid())
+    assert own is not None
+    return f"{boot_id()[:8]}-{own.pid}-{own.start_time}"
+
+
+def _requests(spec: RunSpec, options: RunOptions) -> tuple[list[Request], int]:
     """The requests of the trace, cut to size, and how many lines were skipped."""
-    context, output_tokens = options["context"], options["output_tokens"]
+    context, output_tokens = options.context, options.output_tokens
     if output_tokens > context - 2:
         raise UserError(
             f"{output_tokens} output tokens leave no prompt in a context of {context}",
@@ -137,52 +184,18 @@ def _requests(spec: RunSpec, options: dict[str, Any]) -> tuple[list[Request], in
             f"a context of {context} is beyond the {longest} of model {spec.model}",
             remedy=f"use --context {longest} or less, or --model small",
         )
-    path = options["trace_path"]
+    path = options.trace_path
     if path is None:
         trace: Sequence[Request] = generate(
-            GenerateOptions(requests=options["requests"], seed=spec.seed)
+            GenerateOptions(requests=options.requests, seed=spec.seed)
         )
         skipped = 0
     else:
-        read = read_trace(path, limit=options["requests"], skip_bad=options["skip_bad"])
+        read = read_trace(path, limit=options.requests, skip_bad=options.skip_bad)
         trace, skipped = read.requests, len(read.skipped)
     return shape(
-        trace, context=context, output_tokens=output_tokens, limit=options["requests"]
+        trace, context=context, output_tokens=output_tokens, limit=options.requests
     ), skipped
-
-
-class TerminalProgress:
-    """A progress bar on stderr, only on a terminal.
-
-    Args:
-        total: ticks of the run.
-    """
-
-    def __init__(self, total: int) -> None:
-        console = Console(stderr=True)
-        self._bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("start the workers", total=total)
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """While the bar is on the screen."""
-        with self._bar:
-            yield
-
-    def phase(self, text: str) -> None:
-        """A new phase begins."""
-        self._bar.update(self._task, description=text)
-
-    def tick(self) -> None:
-        """One unit is done."""
-        self._bar.advance(self._task)
 
 
 def execute(plan: RunPlan, setting: Setting) -> list[dict[str, Any]]:
@@ -201,12 +214,18 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
     if out is not None:
         write_files(runs, out)
     if as_json:
-        sys.stdout.write(
-            json.dumps({"schema_version": SCHEMA_VERSION, "runs": runs}, indent=2) + "\n"
-        )
+        sys.stdout.write(json_text({"runs": runs}) + "\n")
     else:
         console = Console()
-        console.print(table(runs))
+        if not console.is_terminal:
+            console = Console(width=FULL_WIDTH)
+        console.print(table(runs, console.width))
+        outputs = sorted({r.request.output_tokens for r in plan.requests})
+        longest = max(r.request.input_tokens for r in plan.requests)
+        console.print(
+            f"{len(plan.requests)} requests, prompts of up to {longest} tokens, {outputs[0]} to {outputs[-1]} output "
+            "tokens (--requests, --context, --output-tokens)"
+        )
         if plan.skipped_lines:
             console.print(f"{plan.skipped_lines} malformed lines of the trace were skipped")
         if out is not None:
@@ -220,80 +239,81 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
             )
 
 
-def run_command(options: dict[str, Any]) -> None:
-    """Carry out `emu run` with click's options.
+def run_command(options: RunOptions) -> None:
+    """Carry out `emu run` with its options.
 
     Raises:
         EmuError: what was wrong, in one line.
     """
-    out = _output_directory(options["out"])
-    found = find_testbed(options["name"])
+    out = _output_directory(options.out)
+    found = Testbed.find_lasting(options.name)
+    if found is not None and options.directory is not None:
+        raise UserError(
+            f"--dir is for a testbed that the run makes, and {found.name!r} is up",
+            remedy="leave --dir out, or take the testbed down first",
+        )
     spec = _spec(options, found)
     sizes = None if found is None else [device.size_bytes for device in found.record.devices]
     plan = make_plan(spec, options, sizes)
-    if options["dry_run"]:
-        sys.stdout.write(json.dumps(plan.to_json(), indent=2) + "\n")
+    if options.dry_run:
+        where = None if found is None else found.name
+        sys.stdout.write(json_text({"testbed": where, **plan.to_json()}) + "\n")
         return
-    with _on(found, plan) as bed, bed.workspace() as workspace:
-        made = _make_directories(out)
+    _check_memory(plan, found, options.directory)
+    with _on(found, plan, options.directory) as bed, bed.workspace() as workspace:
         media = Media(
             devices=[Path(path) for path in bed.devices[: spec.devices]],
             workspace=workspace,
             pool_bytes=plan.pool_bytes,
             copy_bytes=plan.copy_bytes,
         )
-        setting = Setting(media=media, testbed=bed, oplog_dir=made)
-        runs = execute(plan, setting)
-    show(runs, plan, out, as_json=options["as_json"])
+        runs = execute(plan, Setting(media, bed, _make_directories(out)))
+    show(runs, plan, out, as_json=options.as_json)
 
 
-def find_testbed(name: str | None) -> Testbed | None:
-    """The testbed that is meant; None where none was named and none is up.
-
-    Raises:
-        TestbedError: the named one is not up, or several are and none was named.
-    """
-    state = StateDirectory()
-    if name is None and not state.names():
-        return None
-    return Testbed.find(name)
+def _check_memory(plan: RunPlan, found: Testbed | None, directory: Path | None) -> None:
+    made = plan.device_bytes * plan.spec.devices if found is None else 0
+    need = peak_need(plan.designs, made, plan.pool_bytes, plan.copy_bytes)
+    place = (directory or SHM) if found is None else Path(found.run_dir)
+    check_fits(need, fs_free_bytes=free_bytes(place), memory_free_bytes=host_memory.free_bytes())
 
 
-def _spec(options: dict[str, Any], found: Testbed | None) -> RunSpec:
+def _spec(options: RunOptions, found: Testbed | None) -> RunSpec:
     available = DEFAULT_DEVICES if found is None else len(found.devices)
-    devices = options["devices"] or available
+    devices = options.devices or available
     if found is not None and devices > available:
         raise UserError(
             f"{devices} devices asked for, testbed {found.name!r} has {available}",
             remedy=f"use --devices {available} or less, or a testbed with more",
         )
     return RunSpec(
-        model=options["model"],
-        kv_dtype=options["kv_dtype"],
-        top_k=options["top_k"] or 0,
-        hot_buffer=options["hot_buffer"] or 0,
-        gpus=options["gpus"],
+        model=options.model,
+        kv_dtype=options.kv_dtype,
+        top_k=options.top_k or 0,
+        hot_buffer=options.hot_buffer or 0,
+        gpus=options.gpus,
         devices=devices,
-        placement=options["placement"],
-        round=options["round_"],
-        concurrency=options["concurrency"],
-        arrivals=options["arrivals"],
-        hbm_bytes=options["hbm_bytes"],
-        profile=options["profile"] or (DEFAULT_SYSTEM if found is None else found.profile),
-        time=options["time_mode"],
-        dilation=options["dilation"],
-        seed=options["seed"],
+        placement=options.placement,
+        round=options.round_,
+        concurrency=options.concurrency,
+        arrivals=options.arrivals,
+        hbm_bytes=options.hbm_bytes,
+        profile=options.profile or (DEFAULT_SYSTEM if found is None else found.profile),
+        time=options.time_mode,
+        dilation=options.dilation,
+        seed=options.seed,
     )
 
 
 @contextmanager
-def _on(found: Testbed | None, plan: RunPlan) -> Iterator[Testbed]:
+def _on(found: Testbed | None, plan: RunPlan, directory: Path | None) -> Iterator[Testbed]:
     """The testbed that was found, or an ephemeral local one, made to measure and removed."""
     if found is not None:
         yield found
         return
     with testbed(
         plan.spec.devices,
+        directory=directory,
         driver="local",
         device_size=plan.device_bytes,
         profile=plan.spec.profile,
@@ -310,9 +330,14 @@ def _output_directory(out: Path | None) -> Path | None:
     """
     if out is None:
         return None
-    existing = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    existing = next(p for p in (out.absolute(), *out.absolute().parents) if os.path.lexists(p))
     if not existing.is_dir():
-        raise UserError(f"--out {out}: {existing} is a file", remedy="name a directory")
+        raise UserError(
+            f"--out {out}: {existing} is a file, or leads nowhere", remedy="name a directory"
+        )
+    for name in FILES:
+        if (out / name).is_dir():
+            raise UserError(f"--out {out}: {out / name} is a directory", remedy="name another one")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(
             f"--out {out}: no permission to write in {existing}", remedy="name another directory"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from emu.errors import UserError
 from emu.layout import Component, KVLayout
-from emu.sac.codec import IndexCodec, KVCodec
+from emu.sac.row_format import index_row_bytes, kv_row_bytes
 
 if TYPE_CHECKING:
-    from emu.sac.codec import KVDtype
+    from emu.sac.row_format import KVDtype
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class ModelConfig:
         every_layer = tuple(range(self.num_layers))
         return KVLayout(
             (
-                Component("kv", KVCodec(kv_dtype).row_bytes, every_layer),
-                Component("index", IndexCodec(kv_dtype).row_bytes, self.index_layers),
+                Component("kv", kv_row_bytes(kv_dtype), every_layer),
+                Component("index", index_row_bytes(kv_dtype), self.index_layers),
             )
         )
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from emu.sac.sequence import Record
 
-SCHEMA_VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

@@ -6,19 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from emu.sac.attach import Attacher, Delivery
-from emu.sac.decode import Context, DecodeGpu
+from emu.sac.decode import DecodeGpu
 from emu.sac.prefill import write_rows
+from emu.sac.scratch import Scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from emu.sac.designs import Design
-    from emu.sac.model import DsaModel
-    from emu.sac.plan import RunSpec
+    from emu.sac.context import DecodeContext
     from emu.sac.sequence import Record, Sequence
     from emu.store import Descriptor, KVStore
-    from emu.timing.clock import Clock
-    from emu.timing.system import System
 
 
 @dataclass(slots=True)
@@ -30,7 +25,8 @@ class Decoded:
         descriptors: refreshed by the decode instance, by request number.
         end_ns: when the last request ended.
         hits, misses, evictions: of the hot buffers, over all GPUs.
-        local_bytes: peak of what the decode host holds in GPU memory and, where it has a copy, in DRAM.
+        local_bytes: what the decode host must hold: the sum over the GPUs of each one's peak, and the peak of the
+            copy in DRAM, where there is one.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -46,60 +42,28 @@ class DecodeInstance:
     """Decodes all deliveries of one design.
 
     Args:
-        model, spec, design: what runs.
-        pools: the pool's stores, by device.
-        local: the decode host's DRAM copy, None where the design has none.
-        clock, system: charge the time.
+        context: what runs where.
     """
 
-    def __init__(
-        self,
-        model: DsaModel,
-        spec: RunSpec,
-        design: Design,
-        pools: list[KVStore],
-        local: KVStore | None,
-        clock: Clock,
-        system: System,
-    ) -> None:
-        self._model, self._spec, self._design = model, spec, design
-        self._pools, self._local = pools, local
-        self._clock, self._system = clock, system
+    def __init__(self, context: DecodeContext) -> None:
+        self._context = context
         self._result = Decoded()
         self._copied_peak = 0
+        self._scratch = Scratch()
         self._attached: list[tuple[KVStore, int]] = []
 
-    def run(self, deliveries: list[Delivery], progress: Callable[[], None]) -> Decoded:
+    def run(self, deliveries: list[Delivery]) -> Decoded:
         """Decode everything; the slots stay attached until release()."""
-        attacher = Attacher(
-            self._model,
-            self._spec,
-            self._design,
-            self._pools,
-            self._local,
-            self._clock,
-            self._system,
-        )
-        context = Context(
-            model=self._model,
-            spec=self._spec,
-            design=self._design,
-            clock=self._clock,
-            system=self._system,
-            attacher=attacher,
-            finish=self._finish,
-            progress=progress,
-        )
-        buffers = self._local or self._pools[0]
-        gpus = [
-            DecodeGpu(n, [d for d in deliveries if d.plan.gpu == n], buffers, context)
-            for n in range(self._spec.active_gpus)
-        ]
-        for gpu in gpus:
-            self._clock.spawn(f"gpu{gpu.number}", gpu.actor())
-            if self._spec.arrivals == "trace":
-                self._clock.spawn(f"gpu{gpu.number}.arrivals", gpu.arrivals())
-        self._clock.run()
+        context, clock = self._context, self._context.clock
+        attacher = Attacher(context)
+        gpus = []
+        for number in range(context.spec.active_gpus):
+            own = [delivery for delivery in deliveries if delivery.plan.gpu == number]
+            gpus.append(DecodeGpu(number, own, context, attacher, self._finish))
+            clock.spawn(f"gpu{number}", gpus[-1].actor())
+            if context.spec.arrivals == "trace":
+                clock.spawn(f"gpu{number}.arrivals", gpus[-1].arrivals())
+        clock.run()
         result = self._result
         result.end_ns = max(record.token_ns[-1] for record in result.records)
         for gpu in gpus:
@@ -118,9 +82,9 @@ class DecodeInstance:
 
     def _finish(self, sequence: Sequence) -> None:
         """The sequence's rows are complete in the pool, and everybody may know."""
-        if self._local is not None:
-            self._copied_peak = max(self._copied_peak, self._local.stats().used_bytes)
-            self._flush_copy(sequence, self._local)
+        if self._context.local is not None:
+            self._copied_peak = max(self._copied_peak, self._context.local.stats().used_bytes)
+            self._flush_copy(sequence, self._context.local)
         plan = sequence.plan
         self._result.descriptors[plan.number] = sequence.pool.publish(plan.key)
         self._result.records.append(sequence.close_record())
@@ -131,13 +95,14 @@ class DecodeInstance:
         plan = sequence.plan
         new = sequence.length - plan.prompt_rows
         nbytes = 0
-        for component in self._model.layout.components:
-            rows = sequence.pool.buffer(len(component.layers) * new * component.row_bytes)
-            shaped = rows.reshape(len(component.layers), new, component.row_bytes)
+        for component in self._context.model.layout.components:
+            shaped = self._scratch.rows(sequence.pool, component, new)
             local.fetch(sequence.reader_slot, component.name, plan.prompt_rows, shaped)
             write_rows(sequence.pool, sequence.slot, component, shaped, plan.prompt_rows)
-            nbytes += rows.size
-        blocks = self._model.layout.blocks_for(new) * len(self._model.layout.regions)
-        path = self._system.path(self._design.flush_path, plan.gpu, plan.device)
-        self._clock.transfer(f"gpu{plan.gpu}", path, nbytes, blocks, f"flush {plan.key}")
+            nbytes += shaped.size
+        blocks = self._context.model.layout.blocks_for(new) * len(
+            self._context.model.layout.regions
+        )
+        path = self._context.system.path(self._context.design.flush_path, plan.gpu, plan.device)
+        self._context.clock.transfer(f"gpu{plan.gpu}", path, nbytes, blocks, f"flush {plan.label}")
         local.delete([plan.key])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emu.errors import WorkerError
+from emu.errors import HostError
+from emu.registry import server_argv
+from emu.server import running_server
+from emu.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from emu.provision.testbed import Testbed
     from emu.sac.designs import Design
@@ -54,8 +55,15 @@ def _host_dram(media: Media) -> Iterator[Path]:
     """Shared memory of the host, allocated so that a full tmpfs shows here and not as a SIGBUS later."""
     path = media.workspace / "host-dram"
     try:
-        with path.open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, media.pool_bytes)
+        try:
+            with path.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, media.pool_bytes)
+        except OSError as error:
+            raise HostError(
+                f"{path}: {format_size(media.pool_bytes)} cannot be allocated: {error.strerror}",
+                capability="shm",
+                remedy="use a shorter --context or fewer --requests, or --dir on a larger file system",
+            ) from error
         yield path
     finally:
         for left in media.workspace.glob("host-dram*"):
@@ -65,46 +73,18 @@ def _host_dram(media: Media) -> Iterator[Path]:
 @contextmanager
 def _memory_node(media: Media, testbed: Testbed) -> Iterator[Path]:
     """A process that owns the remote memory."""
-    path, log_path = media.workspace / "memory-node.sock", media.workspace / "memory-node.log"
-    argv = [
-        sys.executable,
-        "-m",
-        "backends.memory_node",
-        "--socket",
-        str(path),
-        "--size",
-        str(media.pool_bytes),
-    ]
-    with log_path.open("ab") as log:
-        node = testbed.spawn(
-            testbed.hosts[0],
-            [*argv, "--die-with-parent"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-        )
+    path = media.workspace / "memory-node.sock"
+    host = testbed.hosts[0]
     try:
-        assert node.stdout is not None
-        if b"ready" not in node.stdout.readline():
-            status = node.wait()
-            tail = log_path.read_text(errors="replace").strip()
-            raise WorkerError(
-                f"the memory node ended with status {status}: {tail.splitlines()[-1] if tail else 'it wrote nothing'}",
-                role="memory-node",
-                exit_status=status,
-                log_tail=tail,
-                remedy="see `emu doctor` for memory",
-            )
-        yield path
-    finally:
-        node.terminate()
-        try:
-            node.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            node.kill()
-            node.wait()
+        with running_server(
+            server_argv("rdma", path, media.pool_bytes, with_parent=True),
+            Path(testbed.log_path(host)),
+            role="memory-node",
+            remedy="see `emu doctor` for memory",
+            spawn=lambda argv, **popen: testbed.spawn(host, argv, **popen),
+        ) as node:
+            yield path
         testbed.forget(node.pid)
-        if node.stdout is not None:
-            node.stdout.close()
+    finally:
         for left in media.workspace.glob("memory-node.sock*"):
             left.unlink()

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from emu.layout import KVLayout
     from emu.sac.chunked_prefill import PrefillState
-    from emu.sac.codec import KVDtype, Rows
+    from emu.sac.codec import Rows
     from emu.sac.config import ModelConfig
+    from emu.sac.row_format import KVDtype
     from emu.sac.selection import IndexKeys, Scores, TokenIds
     from emu.sac.weights import IndexerWeights, Weights
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from emu.errors import UserError
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from emu.layout import KVLayout
-    from emu.sac.codec import KVDtype
     from emu.sac.designs import Design
+    from emu.sac.row_format import KVDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +94,27 @@ class RequestPlan:
     """One request of a run.
 
     Attributes:
+        run: names the run among all that use the same pool: what another one left there is never taken for ours.
         number: place in the run.
         request: lengths and hash ids.
         gpu, device: where it decodes and where its KV lies.
     """
 
+    run: str
     number: int
     request: Request
     gpu: int
     device: int
 
     @property
+    def label(self) -> str:
+        """Its name in the operation log, the same in every run."""
+        return f"request-{self.number}"
+
+    @property
     def key(self) -> str:
         """Its key in the pool."""
-        return f"request-{self.number}"
+        return f"{self.run}/{self.label}"
 
     @property
     def prompt_rows(self) -> int:
@@ -121,6 +129,7 @@ class RequestPlan:
     def to_json(self) -> dict[str, Any]:
         """Plain data for a worker."""
         return {
+            "run": self.run,
             "number": self.number,
             "request": asdict(self.request),
             "gpu": self.gpu,
@@ -131,26 +140,48 @@ class RequestPlan:
     def from_json(cls, data: dict[str, Any]) -> RequestPlan:
         """What to_json() made."""
         fields = dict(data["request"], hash_ids=tuple(data["request"]["hash_ids"]))
-        return cls(data["number"], Request(**fields), data["gpu"], data["device"])
+        return cls(**{**data, "request": Request(**fields)})
 
     def prompt(self, spec: RunSpec) -> NDArray[np.int64]:
-        """The prompt's tokens, int64 [input_tokens]."""
-        return prompt_tokens(self.request, spec.config().vocab, spec.seed)
+        """The prompt's tokens, int64 [input_tokens], read-only."""
+        return _prompt(self.request, spec.config().vocab, spec.seed)
 
     def hashes(self, spec: RunSpec, block_tokens: int) -> list[bytes]:
         """Chain hashes of the full blocks that prefill writes.
 
-        They are keyed by everything that decides a row's bytes, so a pool never gives rows of another model.
+        They are keyed by everything that decides a row's bytes, so a pool never gives rows of another model, and by
+        the run, so that its figures do not depend on what an earlier one left.
         """
-        identity = hashlib.blake2b(
-            repr((spec.config(), spec.kv_dtype, spec.seed)).encode(), digest_size=32
-        ).digest()
-        chain = block_hashes(self.prompt(spec)[: self.prompt_rows], block_tokens)
-        return [hashlib.blake2b(link, key=identity, digest_size=16).digest() for link in chain]
+        identity = repr((self.run, spec.config(), spec.kv_dtype, spec.seed))
+        key = hashlib.blake2b(identity.encode(), digest_size=32).digest()
+        chain = _chain(self.request, spec.config().vocab, spec.seed, self.prompt_rows, block_tokens)
+        return [hashlib.blake2b(link, key=key, digest_size=16).digest() for link in chain]
 
 
-def place(requests: Sequence[Request], spec: RunSpec) -> list[RequestPlan]:
+@lru_cache(maxsize=256)
+def _prompt(request: Request, vocab: int, seed: int) -> NDArray[np.int64]:
+    tokens = prompt_tokens(request, vocab, seed)
+    tokens.flags.writeable = False
+    return tokens
+
+
+@lru_cache(maxsize=256)
+def _chain(
+    request: Request, vocab: int, seed: int, rows: int, block_tokens: int
+) -> tuple[bytes, ...]:
+    return tuple(block_hashes(_prompt(request, vocab, seed)[:rows], block_tokens))
+
+
+_LONGEST_MS = 30 * 24 * 3600 * 1000
+
+
+def place(requests: Sequence[Request], spec: RunSpec, run: str) -> list[RequestPlan]:
     """Give every request its GPU and its device: SAC's round-robin over GPU and device pairs.
+
+    Args:
+        requests: what to place.
+        spec: the run.
+        run: names it among all that use the same pool.
 
     Raises:
         UserError: a request without a token to read, or nothing to do.
@@ -165,8 +196,18 @@ def place(requests: Sequence[Request], spec: RunSpec) -> list[RequestPlan]:
                 f"request {number} has a prompt of {request.input_tokens} token: nothing to cache",
                 remedy="use prompts of 2 tokens or more (a larger --context)",
             )
+    first_ms = min(request.arrival_ms for request in requests)
+    span_ms = max(request.arrival_ms for request in requests) - first_ms
+    if spec.arrivals == "trace" and span_ms > _LONGEST_MS:
+        raise UserError(
+            f"the last request arrives {span_ms / 86_400_000:.0f} days after the first",
+            remedy="leave --arrivals trace out, or use fewer --requests of the trace",
+        )
+    requests = [replace(r, arrival_ms=r.arrival_ms - first_ms) for r in requests]
     devices = 1 if spec.placement == "single" else spec.devices
-    return [RequestPlan(i, r, i % spec.active_gpus, i % devices) for i, r in enumerate(requests)]
+    return [
+        RequestPlan(run, i, r, i % spec.active_gpus, i % devices) for i, r in enumerate(requests)
+    ]
 
 
 def blocks_needed(

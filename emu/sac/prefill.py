@@ -86,7 +86,7 @@ class PrefillInstance:
                 store.fetch(slot, name, 0, prefix)
                 values[:, :shared] = prefix
             state.load({name: values[:, :shared] for name, values in rows.items()})
-        tokens = torch.from_numpy(plan.prompt(self._spec)[: plan.prompt_rows])
+        tokens = torch.from_numpy(plan.prompt(self._spec)[: plan.prompt_rows].copy())
         for start in range(shared, plan.prompt_rows, CHUNK_TOKENS):
             chunk = self._model.prefill_chunk(tokens[start : start + CHUNK_TOKENS], start, state)
             for name, values in chunk.items():

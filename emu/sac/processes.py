@@ -38,7 +38,7 @@ class WorkerProcess:
         self._testbed = testbed
         self._log_path = Path(testbed.log_path(host))
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-m", "emu.sac.worker", role, "--fd", str(theirs.fileno())]
+        argv = [sys.executable, "-P", "-m", "emu.sac.worker", role, "--fd", str(theirs.fileno())]
         with theirs, self._log_path.open("ab") as log:
             self._process = testbed.spawn(
                 host,
@@ -103,11 +103,14 @@ class WorkerProcess:
             remedy="run it again; if it happens twice, see `emu doctor` for memory, and report it with the log",
         )
 
-    def close(self) -> None:
-        """End it: closing the channel is enough for one that listens; a busy one is killed."""
+    def hang_up(self) -> None:
+        """Tell it that nothing more comes; one that listens ends by itself."""
         self.channel.close()
+
+    def end(self, wait_s: float) -> None:
+        """Wait for its end after hang_up(); one that is still busy then is killed."""
         try:
-            self._process.wait(timeout=2)
+            self._process.wait(timeout=wait_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -130,17 +133,25 @@ class Call:
     message: Message
 
 
-def call_all(calls: Sequence[Call], tick: Callable[[], None]) -> list[Any]:
+def call_all(
+    calls: Sequence[Call], workers: Sequence[WorkerProcess], tick: Callable[[], None]
+) -> list[Any]:
     """Let several workers do their parts side by side; their results, in the order of calls.
+
+    Args:
+        calls: one per worker at most.
+        workers: every worker of the run: the death of an idle one ends the run as well, and at once.
+        tick: called for each unit of progress.
 
     Raises:
         WorkerError, EmuError: of the first that failed.
     """
     results: dict[WorkerProcess, Any] = {}
     with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.channel, selectors.EVENT_READ, worker)
         for call in calls:
             call.worker.send(call.message)
-            selector.register(call.worker.channel, selectors.EVENT_READ, call.worker)
         while len(results) < len(calls):
             for key, _ in selector.select():
                 for message in key.data.drain():
@@ -148,5 +159,4 @@ def call_all(calls: Sequence[Call], tick: Callable[[], None]) -> list[Any]:
                         tick()
                     else:
                         results[key.data] = message["result"]
-                        selector.unregister(key.data.channel)
     return [results[call.worker] for call in calls]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from rich import box
 from rich.table import Table
 
 from emu.units import format_size
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Run = dict[str, Any]
+FILES = ("runs.jsonl", "comparison.png")
+"""What write_files() makes."""
+
+
+FULL_WIDTH = 116
+"""Columns of the whole table; a narrower terminal gets it without the byte counts."""
 
 
 def clock_label(clock: dict[str, Any]) -> str:
@@ -22,56 +29,56 @@ def clock_label(clock: dict[str, Any]) -> str:
         return "host time of this machine (mode off): nothing is modelled"
     if clock["mode"] == "paced":
         return (
-            f"model time of {clock['profile']}, waited for (mode paced, dilation {clock['dilation']:g}; this machine "
-            f"can pace {clock['paceable_gb_per_s']:.1f} GB/s, it was late by up to {clock['late_ns'] / 1e6:.1f} ms)"
+            f"host time / {clock['dilation']:g}, paced to the model of {clock['profile']}; this machine can pace "
+            f"{clock['paceable_gb_per_s']:.1f} GB/s, it was late by up to {clock['late_ns'] / 1e6:.1f} ms"
         )
     return f"model time of {clock['profile']} (mode {clock['mode']})"
 
 
-def table(runs: Sequence[Run]) -> Table:
-    """The comparison, one design a row."""
-    result = Table(title=f"SAC path, {clock_label(runs[0]['clock'])}", title_justify="left")
-    columns = (
-        "backend",
-        "TTFT ms",
-        "of it bytes",
-        "TBT ms",
-        "of it bytes",
-        "tok/s",
-        "hit rate",
-        "fetched",
-        "local",
-        "exact",
+def table(runs: Sequence[Run], width: int = FULL_WIDTH) -> Table:
+    """The comparison, one design a row, for a screen of that many columns."""
+    caption = (
+        "medians; 'in bytes': the part that is waiting for bytes; "
+        "'exact': every token and every KV byte equals the in-memory run"
     )
-    for name in columns:
-        result.add_column(name, justify="left" if name in {"backend", "exact"} else "right")
+    result = Table(
+        title=f"SAC path, {clock_label(runs[0]['clock'])}",
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    names = ["backend", "TTFT ms", "in bytes", "TBT ms", "in bytes", "tok/s", "hit rate"]
+    wide = width >= FULL_WIDTH
+    for name in [*names, *(("fetched", "local") if wide else ()), "exact"]:
+        justify: Literal["left", "right"] = "left" if name in {"backend", "exact"} else "right"
+        result.add_column(name, justify=justify, no_wrap=name != "exact")
     for run in runs:
         exact = run["tokens_match"] and run["kv_bytes_match"]
+        sizes = (format_size(run["bytes_fetched"]), format_size(run["local_bytes_modelled"]))
         result.add_row(
             run["backend"],
-            *(
-                _p50(run[name])
-                for name in ("ttft_ms", "ttft_transfer_ms", "tbt_ms", "tbt_transfer_ms")
-            ),
+            *(_p50(run[n]) for n in ("ttft_ms", "ttft_transfer_ms", "tbt_ms", "tbt_transfer_ms")),
             f"{run['throughput_tok_s']:,.0f}",
             "-" if run["hot_hit_rate"] is None else f"{run['hot_hit_rate']:.1%}",
-            format_size(run["bytes_fetched"]),
-            format_size(run["local_bytes_modelled"]),
+            *(sizes if wide else ()),
             "[green]yes[/]" if exact else f"[red]NO: {run['differences'][0]}[/]",
         )
-    result.caption = "medians; 'exact': every token and every KV byte equals the in-memory run"
     return result
 
 
 def _p50(percentiles: dict[str, float] | None) -> str:
-    return "-" if percentiles is None else f"{percentiles['p50']:,.3f}"
+    if percentiles is None:
+        return "-"
+    return f"{percentiles['p50']:,.{3 if percentiles['p50'] < 1000 else 1}f}"
 
 
 def write_files(runs: Sequence[Run], directory: Path) -> list[Path]:
     """runs.jsonl and comparison.png; the files written."""
-    lines = directory / "runs.jsonl"
+    lines, picture = (directory / name for name in FILES)
     lines.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    picture = directory / "comparison.png"
     _plot(runs, picture)
     return [lines, picture]
 

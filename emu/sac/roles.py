@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import torch
 
 from emu.registry import open_store
 from emu.sac.attach import Delivery
+from emu.sac.context import DecodeContext
 from emu.sac.designs import DESIGNS
 from emu.sac.instance import DecodeInstance
 from emu.sac.model import DsaModel
@@ -18,7 +18,8 @@ from emu.sac.oracle import OracleResult, run_oracle
 from emu.sac.plan import RequestPlan
 from emu.sac.prefill import PrefillInstance
 from emu.store import Descriptor, StoreOptions
-from emu.timing.system import System, make_clock
+from emu.timing.clock import make_clock
+from emu.timing.system import System
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,9 +109,10 @@ class DecodeRole(Role):
         local = self._local(message["copy_bytes"]) if design.prefetch_path else None
         system = System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
         clock = make_clock(system, spec.time, spec.dilation)
-        self._instance = DecodeInstance(self._model, spec, design, pools, local, clock, system)
+        context = DecodeContext(self._model, spec, design, pools, local, clock, system, self._tick)
+        self._instance = DecodeInstance(context)
         try:
-            decoded = self._instance.run(deliveries, self._tick)
+            decoded = self._instance.run(deliveries)
         finally:
             if local is not None:
                 local.close()
@@ -124,7 +126,6 @@ class DecodeRole(Role):
                 name: getattr(decoded, name)
                 for name in ("end_ns", "hits", "misses", "evictions", "local_bytes")
             },
-            "stats": [asdict(store.stats()) for store in pools],
         }
 
     def _local(self, nbytes: int) -> KVStore:
@@ -147,7 +148,7 @@ class OracleRole(Role):
         """Run every request in memory alone: no store, no hot buffer."""
         for data in message["requests"]:
             plan = RequestPlan.from_json(data)
-            prompt = torch.from_numpy(plan.prompt(self._spec))
+            prompt = torch.from_numpy(plan.prompt(self._spec).copy())
             self._results[plan.number] = run_oracle(self._model, prompt, plan.request.output_tokens)
             self._tick()
 

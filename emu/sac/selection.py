@@ -13,8 +13,9 @@ from emu.sac.codec import IndexCodec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from emu.sac.codec import KVDtype, Rows
+    from emu.sac.codec import Rows
     from emu.sac.config import ModelConfig
+    from emu.sac.row_format import KVDtype
 
 TokenIds = npt.NDArray[np.int32]
 Scores = npt.NDArray[np.float32]

@@ -29,7 +29,7 @@ class Record:
         token_ns: when each output token was there.
         stall_ns: for each output token, the time its step waited for rows.
         bytes_before_first_token, bytes_fetched: read for it from the pool, or from its local copy.
-        rows_selected, rows_touched: selected rows over all steps and layers; distinct ones.
+        rows_touched: distinct rows selected, over all layers.
         rows_held: rows times layers at the end.
         tokens: the output.
     """
@@ -43,7 +43,6 @@ class Record:
     stall_ns: list[int] = field(default_factory=list)
     bytes_before_first_token: int = 0
     bytes_fetched: int = 0
-    rows_selected: int = 0
     rows_touched: int = 0
     rows_held: int = 0
     tokens: list[int] = field(default_factory=list)

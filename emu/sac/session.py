@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from emu.sac.plan import RequestPlan, RunSpec
 
 
+_END_S = 1.0
+"""How long a worker may take to end by itself."""
+
+
 class Progress(Protocol):
     """Whom the session tells how far it is."""
 
@@ -100,7 +104,9 @@ class Session:
     def close(self) -> None:
         """End the workers."""
         for worker in self._workers:
-            worker.close()
+            worker.hang_up()
+        for worker in self._workers:
+            worker.end(_END_S)
 
     def run(self, design: Design) -> dict[str, Any]:
         """One design, from prefill to reclaim; its entry of "runs".
@@ -127,7 +133,7 @@ class Session:
         return run_figures(design.name, decoded["clock"], records, decoded["totals"], verdict)
 
     def _call(self, worker: WorkerProcess, message: dict[str, Any]) -> Any:
-        return call_all([Call(worker, message)], self._progress.tick)[0]
+        return call_all([Call(worker, message)], self._workers, self._progress.tick)[0]
 
     def _prefill_and_oracle(self, design: Design, where: dict[str, Any]) -> list[dict[str, Any]]:
         """Prefill; beside the first one the oracle does its in-memory run on the other core."""
@@ -137,7 +143,7 @@ class Session:
         else:
             self._progress.phase(f"{design.name}: prefill, and the in-memory oracle")
             calls.append(Call(self._oracle, {"do": "oracle", "requests": self._requests}))
-        deliveries: list[dict[str, Any]] = call_all(calls, self._progress.tick)[0]
+        deliveries: list[dict[str, Any]] = call_all(calls, self._workers, self._progress.tick)[0]
         self._oracle_done = True
         return deliveries
 

@@ -6,28 +6,12 @@ It ends when the coordinator does: at the end of its channel, or, while busy, by
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
 import signal
 import socket
 
 from emu.errors import EmuError
+from emu.process import die_with_parent
 from emu.sac.channel import Channel, ChannelClosed, Message
-from emu.sac.plan import RunSpec
-from emu.sac.roles import ROLES
-
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends.
-
-    Args:
-        parent: pid of the process that started us; if it is gone already, we end at once.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def serve(channel: Channel, role_name: str) -> None:
@@ -37,7 +21,11 @@ def serve(channel: Channel, role_name: str) -> None:
     of `{"progress": n}`, then `{"result": ...}` or `{"error": {"kind", "message", "remedy"}}`.
     """
     try:
-        spec = RunSpec(**channel.receive()["spec"])
+        message = channel.receive()
+        from emu.sac.plan import RunSpec
+        from emu.sac.roles import ROLES  # torch: seconds, in which the coordinator may die
+
+        spec = RunSpec(**message["spec"])
         role = ROLES[role_name](spec, lambda: channel.send({"progress": 1}))
         while True:
             channel.send(_answer(role, channel.receive()))
@@ -61,7 +49,7 @@ def _answer(role: object, message: Message) -> Message:
 def main() -> None:
     """Entry point of `python -m emu.sac.worker ROLE --fd N --parent PID`."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("role", choices=sorted(ROLES))
+    parser.add_argument("role", choices=("prefill", "decode", "oracle"))
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()

@@ -15,11 +15,24 @@ from emu.errors import UserError
 from emu.timing.actors import Actor, ActorLoop, Op, Program, Signal
 from emu.timing.oplog import OpLog, OpRow
 from emu.timing.pace import HostPace
+from emu.timing.profile import unknown
 
 if TYPE_CHECKING:
     from emu.timing.system import Path, System
 
-__all__ = ["Clock", "LinkUse", "OffClock", "Op", "PacedClock", "Program", "Signal", "VirtualClock"]
+__all__ = [
+    "Clock",
+    "LinkUse",
+    "OffClock",
+    "Op",
+    "PacedClock",
+    "Program",
+    "Signal",
+    "VirtualClock",
+    "make_clock",
+]
+
+MODES = ("off", "virtual", "paced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +249,7 @@ class PacedClock(_HostTimed, VirtualClock):
         self.pace = HostPace(dilation)
 
     def describe(self) -> dict[str, str | float | None]:
-        """As every clock's, and what this machine can pace (GB/s) and how late it was at worst (host ns)."""
+        """As every clock's, and what this machine can pace (GB/s) and how late it was at worst (model ns)."""
         return {
             **super().describe(),
             "paceable_gb_per_s": round(self.pace.paceable_gb_per_s(), 3),
@@ -290,3 +303,16 @@ class OffClock(_HostTimed):
 
     def _pass_time(self, actor: Actor) -> None:
         actor.waits_for = []
+
+
+def make_clock(system: System, mode: str = "virtual", dilation: float = 1.0) -> Clock:
+    """The clock of a mode: "off", "virtual" or "paced" (dilation: host time per model time, paced only).
+
+    Raises:
+        UserError: no such mode, or a dilation that is not a positive number.
+    """
+    if mode not in MODES:
+        raise unknown("time mode", mode, MODES)
+    if mode == "paced":
+        return PacedClock(system, dilation)
+    return VirtualClock(system) if mode == "virtual" else OffClock(system)

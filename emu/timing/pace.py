@@ -25,6 +25,7 @@ class HostPace:
         check_dilation(dilation)
         self.dilation = dilation
         self.late_ns = 0
+        self._gather_gb_per_s: float | None = None
         self._clock = _native.LinkClock(np.zeros(0, np.uint8), dilation)
         self._start_ns: int | None = None
 
@@ -49,7 +50,9 @@ class HostPace:
 
         One thread of this machine gathers so many bytes per second; the dilation stretches the time it has.
         """
-        return measure_gather_gb_per_s() * self.dilation
+        if self._gather_gb_per_s is None:
+            self._gather_gb_per_s = measure_gather_gb_per_s()
+        return self._gather_gb_per_s * self.dilation
 
 
 def measure_gather_gb_per_s() -> float:

@@ -6,7 +6,6 @@ one without a source is refused. `base = "name"` starts from another system prof
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from dataclasses import dataclass, fields
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from emu.errors import UserError
+from emu.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -228,10 +228,7 @@ def load_system(name: str = DEFAULT_SYSTEM) -> SystemProfile:
 
 def unknown(kind: str, name: str, names: Iterable[str]) -> UserError:
     """The error for a name that is none of the names, with the closest one."""
-    known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return UserError(f"no {kind} {name!r}", remedy=f"{hint}there are {', '.join(known)}")
+    return UserError(f"no {kind} {name!r}", remedy=did_you_mean(name, sorted(names)))
 
 
 def _file(name: str, kind: str, names: list[str]) -> Path:
@@ -243,6 +240,11 @@ def _file(name: str, kind: str, names: list[str]) -> Path:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    if file.exists() and not file.is_file():
+        raise UserError(
+            f"profile {file} is not a regular file",
+            remedy="give a profile's name or a readable .toml file",
+        )
     try:
         with file.open("rb") as stream:
             return tomllib.load(stream)

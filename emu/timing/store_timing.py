@@ -15,17 +15,19 @@ import os
 import struct
 import uuid
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from emu import _native
 from emu.errors import UserError
+from emu.process import boot_id
 from emu.timing.pace import check_dilation
 from emu.timing.profile import load_media, unknown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from emu.timing.profile import LinkModel, MediaProfile
@@ -173,9 +175,9 @@ def _add_path(
 def _map(file: str | Path, medium: MediaProfile, dilation: float) -> NDArray[np.uint8]:
     """Map the link's word, uint8 [64]; one left by an earlier boot counts ticks of another origin: begin anew."""
     size = 2 * _LINE_BYTES
-    boot_id = uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+    this_boot = uuid.UUID(boot_id()).bytes
     profile = hashlib.sha256(medium.name.encode()).digest()[:16]
-    header = _HEADER.pack(_MAGIC, boot_id, profile, dilation)
+    header = _HEADER.pack(_MAGIC, this_boot, profile, dilation)
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -188,7 +190,7 @@ def _map(file: str | Path, medium: MediaProfile, dilation: float) -> NDArray[np.
         found = os.pread(descriptor, _HEADER.size, 0)
         if found and found[: len(_MAGIC)] != _MAGIC:
             raise UserError(f"{file} is no shared link file", remedy="give the path of a new file")
-        if found[8:24] != boot_id:
+        if found[8:24] != this_boot:
             os.ftruncate(descriptor, 0)
             os.ftruncate(descriptor, size)
             os.pwrite(descriptor, header, 0)

@@ -1,4 +1,4 @@
-"""A system at work: the instances of its links, the paths between a GPU and a device, and its clock."""
+"""A system at work: the instances of its links and the paths between a GPU and a device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from emu.errors import UserError
 from emu.timing.profile import DEFAULT_SYSTEM, SystemProfile, load_system, unknown
 
 if TYPE_CHECKING:
-    from emu.timing.clock import Clock
     from emu.timing.profile import ComputeModel, LinkModel, PathSpec
-
-MODES = ("off", "virtual", "paced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,21 +156,6 @@ class System:
         socket = gpu * self.sockets // self.gpus
         index = {"gpu": gpu, "socket": socket, "device": device, "system": 0}
         return self._first[link] + index[self.profile.links[link].per]
-
-
-def make_clock(system: System, mode: str = "virtual", dilation: float = 1.0) -> Clock:
-    """The clock of a mode: "off", "virtual" or "paced" (dilation: host time per model time, paced only).
-
-    Raises:
-        UserError: no such mode, or a dilation that is not a positive number.
-    """
-    from emu.timing import clock
-
-    if mode not in MODES:
-        raise unknown("time mode", mode, MODES)
-    if mode == "paced":
-        return clock.PacedClock(system, dilation)
-    return clock.VirtualClock(system) if mode == "virtual" else clock.OffClock(system)
 
 
 def _at_least_one(what: str, asked: int | None, default: float) -> int:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from emu.trace.request import Trace
 
 PERCENTILES = (50, 90, 99)
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,8 @@ def summarise(trace: Trace) -> Summary:
 
 
 def as_json(trace: Trace, summary: Summary) -> dict[str, Any]:
-    """What `emu trace inspect --json` prints."""
+    """What `emu trace inspect --json` prints, less the schema_version."""
     return {
-        "schema_version": SCHEMA_VERSION,
         "file": trace.path,
         "format": trace.format,
         "requests": summary.requests,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emu import Descriptor
+from emu.descriptor_wire import MAX_DESCRIPTOR_BYTES, MAX_KEY_BYTES
 from emu.errors import UserError
-from emu.pool.wire import MAX_DESCRIPTOR_BYTES, MAX_KEY_BYTES
 
 INT31 = st.integers(0, 2**31 - 1)
 DESCRIPTORS = st.builds(

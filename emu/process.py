@@ -1,0 +1,86 @@
+"""Which process is which, and whether it still runs: pid, start time, boot, pid namespace."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+@cache
+def boot_id() -> str:
+    """The kernel's random name of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def pid_namespace() -> str:
+    """The pid namespace that this process's pids belong to."""
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process, told apart from a later one with the same pid.
+
+    Attributes:
+        pid: in its own pid namespace.
+        start_time: clock ticks since boot, /proc/PID/stat field 22 (proc_pid_stat(5)).
+        boot: the host's boot id; by default this boot's.
+        namespace: the pid namespace, by default ours; a pid of another one cannot be looked up from here.
+    """
+
+    pid: int
+    start_time: int
+    boot: str = field(default_factory=boot_id)
+    namespace: str = field(default_factory=pid_namespace)
+
+    @classmethod
+    def current(cls) -> ProcessId:
+        """The calling process."""
+        own = identify(os.getpid())
+        assert own is not None
+        return own
+
+    def alive(self) -> bool:
+        """Whether it still runs; one of another pid namespace of this boot counts as running."""
+        if self.boot != boot_id():
+            return False
+        return self.namespace != pid_namespace() or identify(self.pid) == self
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The running process of that pid in our namespace, None when there is none (a zombie has ended)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()  # the name may hold blanks and brackets
+    state, threads, start_time = fields[0], int(fields[17]), int(fields[19])
+    # A zombie's memory is gone, unless it is a main thread whose other threads still run.
+    return None if state in {b"Z", b"X"} and threads <= 1 else ProcessId(pid, start_time)
+
+
+def is_running(process: ProcessId) -> bool:
+    """ProcessId.alive as a function."""
+    return process.alive()
+
+
+def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent ends (strictly: the thread that started us).
+
+    Args:
+        parent_pid: the process that started us; 0: whoever the parent is now.
+        number: the signal.
+
+    Raises:
+        SystemExit: the parent has ended already.
+    """
+    before = parent_pid or os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != before:
+        raise SystemExit("the parent process is gone")

@@ -1,0 +1,83 @@
+"""What a run looks like on screens of several widths, and in files."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from emu.sac.report import FULL_WIDTH, clock_label, table, write_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run_of(backend: str, **changed: Any) -> dict[str, Any]:
+    both = {"p50": 12345.678, "p99": 23456.789}
+    return {
+        "backend": backend,
+        "clock": {"mode": "virtual", "profile": "sac-server", "dilation": None},
+        "ttft_ms": both,
+        "ttft_transfer_ms": both,
+        "tbt_ms": None,
+        "tbt_transfer_ms": None,
+        "throughput_tok_s": 123456.7,
+        "hot_hit_rate": 0.4567,
+        "bytes_fetched": 1 << 40,
+        "local_bytes_modelled": 1023 << 20,
+        "tokens_match": True,
+        "kv_bytes_match": True,
+        "differences": [],
+        **changed,
+    }
+
+
+def printed(runs: list[dict[str, Any]], width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(table(runs, width))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, FULL_WIDTH, 200])
+def test_nothing_is_cut(width: int) -> None:
+    lines = printed([run_of("rdma-gather"), run_of("hbm", hot_hit_rate=None)], width)
+    text = "\n".join(lines)
+    assert "…" not in text
+    assert "rdma-gather" in text
+    assert text.count("12,345.7") == 4
+    assert text.count("yes") == 2
+    assert ("fetched" in text) == (width >= FULL_WIDTH)
+    assert max(len(line) for line in lines) <= width
+
+
+def test_a_difference_is_shown_where_it_is() -> None:
+    wrong = run_of(
+        "cxl", kv_bytes_match=False, differences=["request 3: kv layer 1 token 7 byte 9"]
+    )
+    text = " ".join(" ".join(printed([wrong], 160)).split())
+    assert "NO: request 3: kv layer 1 token 7 byte 9" in text
+
+
+def test_each_clock_says_whose_time_it_is() -> None:
+    assert clock_label({"mode": "virtual", "profile": "laptop", "dilation": None}).startswith(
+        "model time of laptop"
+    )
+    assert clock_label({"mode": "off", "profile": None, "dilation": None}).startswith("host time")
+    paced = {
+        "mode": "paced",
+        "profile": "laptop",
+        "dilation": 30,
+        "paceable_gb_per_s": 2.0,
+        "late_ns": 5e6,
+    }
+    assert clock_label(paced).startswith("host time / 30")
+
+
+def test_files_hold_the_same_runs(tmp_path: Path) -> None:
+    runs = [run_of("cxl"), run_of("hbm", hot_hit_rate=None)]
+    lines, picture = write_files(runs, tmp_path)
+    assert [json.loads(line) for line in lines.read_text().splitlines()] == runs
+    assert picture.read_bytes().startswith(b"\x89PNG")
