@@ -101,7 +101,6 @@ def test_what_the_model_cannot_match_is_shown_as_missed(whole) -> None:
         ("sac-fig5", "largest ratio of RDMA over DRAM"),
         ("sac-fig10", "throughput, SAC over RDMA, mean over 16K-128K"),
         ("sac-fig10", "TTFT, RDMA over SAC, mean"),
-        ("sac-fig13", "interleaving helps at 128K"),
         ("xm-fig6", "throughput, X-Mem over PCIe at batch 192"),
     }
 
@@ -249,6 +248,17 @@ def test_a_seed_decides() -> None:
         with SacModel(layers=2, seed=seed) as model:
             runs.append(model.run([Point("cxl", 16 << 10, 8)]))
     assert runs[0] == runs[1] != runs[2]
+
+
+def test_what_the_sensitivity_takes_over_is_what_it_would_compute() -> None:
+    from emu.study.sensitivity import _UNTOUCHED
+
+    with SacModel(layers=2) as base:
+        for parameter in PARAMETERS:
+            for design in _UNTOUCHED.get(parameter.target.rpartition(".")[0], ()):
+                with SacModel({parameter.target: parameter.low}, layers=2) as model:
+                    point = [Point(design, 16 << 10, 8)]
+                    assert model.run(point)[0]["tbt_ms"] == base.run(point)[0]["tbt_ms"]
 
 
 def test_a_parameter_moves_what_it_should() -> None:

@@ -128,7 +128,7 @@ def locality(**options: Any) -> None:
     from emu.locality.model import LocalityModel
     from emu.locality.policies import Buffer
     from emu.locality.recorded import Recording
-    from emu.locality.report import Question, generated, recorded
+    from emu.sim.locality_report import Question, generated, recorded
     from emu.sim.models import model_shape
 
     if options["recorded"] is not None:

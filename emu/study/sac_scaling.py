@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from emu.study.result import FITTED, PREDICTED, Curve, Panel, Row, Study
@@ -125,24 +126,34 @@ def fig12(model: SacModel, sensitivity: Sensitivity) -> Study:
 
 def fig13(model: SacModel, _sensitivity: Sensitivity) -> Study:
     """Interleaving."""
-    gain, slow_gain = (
+    gain, slow_gain, fast_gain = (
         _interleaving(changes, model.seed)
-        for changes in ({}, {"link.cxl_device.read_gb_per_s": 22.5})
+        for changes in (
+            {},
+            {"link.cxl_device.read_gb_per_s": 22.5},
+            {"link.cxl_device.read_gb_per_s": 184.0},
+        )
     )
-    reason = (
-        "With the pool's 512 GB/s shared by two devices, one device alone is faster than the two adapters: the model "
-        "has nothing that interleaving could relieve. With devices as slow as Beluga's (22.5 GB/s) it gains as in the "
-        "last rows. SAC gives no bandwidth of a device."
-    )
-    interval = min(gain[-1], slow_gain[-1]), max(gain[-1], slow_gain[-1])
+    reason = "No link of the model that a second device relieves is busy enough."
+    ends = gain[-1], slow_gain[-1], fast_gain[-1]
+    interval = min(ends), max(ends)
     helps = in_words("interleaving helps at 128K", gain[-1], (1.005, 10.0), interval)
+    most = Row(
+        "it helps most at 128K (1 is yes)", float(gain[-1] == max(gain)), "", 1.0, 0.0, FITTED
+    )
+    helps = replace(helps, origin=FITTED)
     return Study(
         "sac-fig13",
         "Requests handed round to both devices, against all on one (128 in flight)",
-        "SAC's ablation says that interleaving helps, most at 128K; its value was not available.",
+        "SAC's ablation says that interleaving helps, most at 128K; its value was not available. The bandwidth of a "
+        "device is not published either. With half of the pool's 512 GB/s (184 after Beluga's losses) one device "
+        "alone outruns the two adapters, and interleaving gains nothing: the model showed this first. One x16 port "
+        "for a device was assumed after that, so this figure counts as fitted. Devices as slow as Beluga's "
+        "(22.5 GB/s) are too few at 64K and more, two as well as one.",
         "sac",
         (
             with_reason(helps, reason),
+            with_reason(most, reason),
             *(
                 Row(f"interleaving at {c // K}K", g, "x")
                 for c, g in zip(CONTEXTS, gain, strict=True)
@@ -151,9 +162,10 @@ def fig13(model: SacModel, _sensitivity: Sensitivity) -> Study:
                 Row(f"the same with devices of 22.5 GB/s at {c // K}K", g, "x")
                 for c, g in zip(CONTEXTS, slow_gain, strict=True)
             ),
+            Row("the same with devices of 184 GB/s at 128K", fast_gain[-1], "x"),
         ),
         (
-            Curve("devices of 184 GB/s", tuple(float(c // K) for c in CONTEXTS), tuple(gain)),
+            Curve("devices of 46.2 GB/s", tuple(float(c // K) for c in CONTEXTS), tuple(gain)),
             Curve("devices of 22.5 GB/s", tuple(float(c // K) for c in CONTEXTS), tuple(slow_gain)),
         ),
         (Panel("throughput, interleaved over not", "prompt, K tokens", "ratio", logx=True),),

@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONTEXTS = (32 << 10, 128 << 10)
+_UNTOUCHED = {
+    "link.nic": ("cxl", "dram", "hbm"),
+    "link.cxl_device": ("rdma", "dram", "hbm"),
+    "link.gpu_cxl": ("rdma", "dram", "hbm"),
+    "link.gpu_pcie": ("cxl", "hbm"),
+    "locality": ("hbm",),
+}
+"""Designs whose paths do not cross a link, or that read no selections."""
 WORDS = {
     "throughput": "throughput, SAC over RDMA",
     "ttft": "TTFT, RDMA over SAC",
@@ -94,6 +102,7 @@ def sensitivity(seed: int = 0, serving: bool = True) -> Sensitivity:
             if value == parameter.value:
                 continue
             with SacModel({parameter.target: value}, CHEAP_LAYERS, seed) as model:
+                model.adopt(base, _UNTOUCHED.get(parameter.target.rpartition(".")[0], ()))
                 after = quantities(model, serving)
             change = {k: after[k] / before[k] - 1 for k in before}
             table.append((parameter.name, value, change))
