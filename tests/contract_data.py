@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from contract_base import (
     BLOCK,
-    DEVICE_BYTES,
     LAYOUT,
     NUM_BLOCKS,
     ContractBase,
     check_raw,
     empty_like,
-    need,
     publish_value,
     read,
     same,
@@ -454,7 +452,3 @@ class DataContract(ContractBase):
         ):
             with pytest.raises(StoreClosed):
                 call()
-
-    def test_a_device_is_as_large_as_it_was_made(self, store, raw):
-        need(store, Capability.LOAD_STORE)
-        assert len(raw(store)) == DEVICE_BYTES

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "server": {"errors"},
     "registry": FOUNDATION,
     "numa": {"store", "_native"},
-    "pool": FOUNDATION | {"descriptor_wire", "process", "_native"},
+    "pool": FOUNDATION | {"descriptor_wire", "process", "devdax", "_native"},
     "timing": {"errors", "suggest", "process", "_native"},
     "trace": {"errors"},
     "provision": {"errors", "units", "suggest", "server", "registry", "timing"} | HOST,
@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "sac": FOUNDATION
     | HOST
     | {"json_output", "suggest", "_native", "registry", "server", "timing", "trace", "provision"},
-    "bench": FOUNDATION | {"_native", "registry", "server"},
+    "bench": FOUNDATION | {"_native", "registry", "server", "host_memory"},
 }
 
 
