@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import emu
+from emu.locality.recorded import Recorder
 from emu.sac.attach import Delivery
 from emu.sac.context import DecodeContext
 from emu.sac.designs import DESIGNS
@@ -51,6 +52,7 @@ class Engine:
     pools: list[KVStore]
     clock: Clock | None = None
     deliveries: list[Delivery] = field(default_factory=list)
+    recorder: Recorder = field(default_factory=Recorder)
 
     @classmethod
     def make(
@@ -74,6 +76,7 @@ class Engine:
             )
 
     def decode(self, design: str = "cxl") -> Decoded:
+        self.recorder = Recorder()
         system = System.load(self.spec.profile, gpus=self.spec.gpus, devices=self.spec.devices)
         self.clock = make_clock(system, self.spec.time, self.spec.dilation)
         local = None
@@ -89,6 +92,7 @@ class Engine:
             self.clock,
             system,
             lambda: None,
+            self.recorder.observe,
         )
         instance = DecodeInstance(context)
         decoded = instance.run(self.deliveries)

@@ -35,8 +35,14 @@ MAY_IMPORT = {
     "probes": {"errors", "units", "suggest", "host_memory", "numa", "provision", "_native"},
     "sac": FOUNDATION
     | HOST
-    | {"json_output", "suggest", "_native", "registry", "server", "timing", "trace", "provision"},
+    | {"json_output", "suggest", "_native", "registry", "server", "timing", "trace", "provision"}
+    | {"locality"},
     "bench": FOUNDATION | {"_native", "registry", "server"},
+    "locality": FOUNDATION | {"timing", "_native"},
+    "sim": FOUNDATION | {"sac", "locality", "timing", "trace", "_native"},
+    "capacity": FOUNDATION | {"sac", "sim"},
+    "calibrate": {"errors", "timing"},
+    "study": FOUNDATION | {"sac", "sim", "capacity", "locality", "timing"},
 }
 
 
@@ -138,7 +144,7 @@ def test_backends_import_only_what_a_backend_may_use() -> None:
 def test_heavy_packages_stay_in_their_rooms() -> None:
     assert outside("torch", ("emu/sac/", "emu/bench/")) == []
     assert outside("click", ("emu/cli/",)) == []
-    assert outside("matplotlib", ("emu/sac/", "emu/bench/")) == []
+    assert outside("matplotlib", ("emu/sac/", "emu/bench/", "emu/study/")) == []
     assert outside("transformers", ()) == []
 
 

@@ -21,6 +21,10 @@ VERBS = {
     "doctor": "say what this machine can do, what is missing, and what that costs",
     "run": "run the SAC path for real, every token and KV byte checked",
     "trace": "generate and inspect request traces",
+    "sim": "simulate serving at scale, in model time",
+    "plan": "bandwidth times capacity in closed form",
+    "calibrate": "make a media profile from what was measured",
+    "reproduce": "published figures against the model",
     "bench": "time the data path, as ratios",
 }
 

@@ -223,7 +223,9 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
         if plan.skipped_lines:
             console.print(f"{plan.skipped_lines} malformed lines of the trace were skipped")
         if out is not None:
-            console.print(f"written: {out}/runs.jsonl, comparison.png, ops-*.jsonl")
+            console.print(
+                f"written: {out}/runs.jsonl, comparison.png, ops-*.jsonl, selections-*.npz"
+            )
     for run in runs:
         if not (run["tokens_match"] and run["kv_bytes_match"]):
             raise WorkerError(

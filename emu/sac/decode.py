@@ -62,6 +62,7 @@ class DecodeGpu:
         self._attaching = 0
         self._active: list[Sequence] = []
         self._wake: Signal | None = None
+        self._copied: Signal | None = None  # the last request that began to attach has its bytes
         self._step = DecodeStep(number, context)
         self._free_places = list(range(context.spec.gpu_slots(number)))
 
@@ -122,7 +123,10 @@ class DecodeGpu:
 
     def _attach(self, delivery: Delivery, place: int) -> Generator[Wait, None, None]:
         arrival_ns = self._arrival_ns(delivery)
-        sequence = yield from self._attacher.attach(delivery, place, self._step.hot)
+        turn, copied = self._copied, self._clock.signal()
+        self._copied = copied
+        sequence = yield from self._attacher.attach(delivery, place, self._step.hot, turn)
+        copied.fire()
         if self._context.spec.arrivals == "trace":
             sequence.record.arrival_ns = arrival_ns
         self._attaching -= 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from emu.locality.recorded import Recorder
 from emu.registry import open_store
 from emu.sac.attach import Delivery
 from emu.sac.context import DecodeContext
@@ -109,7 +111,18 @@ class DecodeRole(Role):
         local = self._local(message["copy_bytes"]) if design.prefetch_path else None
         system = System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
         clock = make_clock(system, spec.time, spec.dilation)
-        context = DecodeContext(self._model, spec, design, pools, local, clock, system, self._tick)
+        recorder = Recorder() if message["recordings"] else None
+        context = DecodeContext(
+            self._model,
+            spec,
+            design,
+            pools,
+            local,
+            clock,
+            system,
+            self._tick,
+            None if recorder is None else recorder.observe,
+        )
         self._instance = DecodeInstance(context)
         try:
             decoded = self._instance.run(deliveries)
@@ -118,6 +131,9 @@ class DecodeRole(Role):
                 local.close()
         if message["oplog"]:
             clock.log.write(message["oplog"])
+        if recorder is not None:
+            for number, recording in recorder.recordings().items():
+                recording.write(Path(message["recordings"]) / f"selections-{number}.npz")
         return {
             "clock": clock.describe(),
             "records": [record.to_json() for record in decoded.records],

@@ -50,7 +50,7 @@ class Setting:
     Attributes:
         media: memory and devices.
         testbed: prefill runs on its first host, decode on its last, the oracle beside prefill.
-        oplog_dir: where each design's operation log is kept, None keeps none.
+        oplog_dir: where each design's operation log and the selections are kept, None keeps none.
     """
 
     media: Media
@@ -158,6 +158,7 @@ class Session:
             "deliveries": deliveries,
             "copy_bytes": self._setting.media.copy_bytes,
             "oplog": str(oplog_dir / f"ops-{design.name}.jsonl") if oplog_dir else "",
+            "recordings": str(oplog_dir) if oplog_dir else "",
         }
 
     def _verify(

@@ -115,6 +115,9 @@ class DecodeStep:
                     layer, projection, 0, keys, sequence.length + 1
                 )
             selected = self._scratch.tokens[b]
+            if self._context.observe is not None:
+                number, length = sequence.plan.number, sequence.length + 1
+                self._context.observe(number, layer, length, selected)
             sequence.touched[place, selected[selected >= 0]] = True
 
     def _read(
