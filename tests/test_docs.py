@@ -77,7 +77,9 @@ def test_python_examples(number: int, tmp_path: Path) -> None:
 def test_spec_file_examples(tmp_path: Path) -> None:
     for body in blocks("toml"):
         (tmp_path / "testbed.toml").write_text(body)
-        result = run(["emu", "up", "-f", "testbed.toml", "--dry-run"], tmp_path)
+        result = run(
+            ["emu", "up", "-f", "testbed.toml", "--dir", str(tmp_path), "--dry-run"], tmp_path
+        )
         assert result.returncode == 0, result.stderr
 
 

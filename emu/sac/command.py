@@ -220,6 +220,12 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
         if not console.is_terminal:
             console = Console(width=FULL_WIDTH)
         console.print(table(runs, console.width))
+        outputs = sorted({r.request.output_tokens for r in plan.requests})
+        longest = max(r.request.input_tokens for r in plan.requests)
+        console.print(
+            f"{len(plan.requests)} requests, prompts of up to {longest} tokens, {outputs[0]} to {outputs[-1]} output "
+            "tokens (--requests, --context, --output-tokens)"
+        )
         if plan.skipped_lines:
             console.print(f"{plan.skipped_lines} malformed lines of the trace were skipped")
         if out is not None:
