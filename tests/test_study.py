@@ -11,8 +11,9 @@ from click.testing import CliRunner
 
 from emu.cli.main import cli
 from emu.errors import UserError
+from emu.study.candidates import CANDIDATES
 from emu.study.catalogue import IDS, SAC, parameters
-from emu.study.result import FITTED, PREDICTED, Row
+from emu.study.result import FITTED, ORIGINS, PREDICTED, SELECTED, Row
 from emu.study.sac import CHEAP_LAYERS, PARAMETERS, Point, SacModel
 from emu.study.sac_reads import fig5
 from emu.study.sac_scaling import fig14
@@ -101,6 +102,8 @@ def test_what_the_model_cannot_match_is_shown_as_missed(whole) -> None:
         ("sac-fig5", "largest ratio of RDMA over DRAM"),
         ("sac-fig10", "throughput, SAC over RDMA, mean over 16K-128K"),
         ("sac-fig10", "TTFT, RDMA over SAC, mean"),
+        ("sac-fig13", "interleaving helps at 128K"),
+        ("sac-fig13", "it helps most at 128K (1 is yes)"),
         ("xm-fig6", "throughput, X-Mem over PCIe at batch 192"),
     }
 
@@ -119,6 +122,37 @@ def test_a_predicted_value_has_an_interval_or_no_parameter_moves_it(whole) -> No
         "batch per GPU at 128K, 1 TB",
         "external memory used at 16K",
     }
+
+
+@pytest.mark.slow
+def test_the_settings_that_were_tried_are_listed_with_what_they_give(whole) -> None:
+    result, out = whole
+    settings = {s.pop("setting"): s for s in [dict(s) for s in result["settings"]]}
+    used = settings.pop("as used")
+    assert len(settings) == len(CANDIDATES) - 1
+    for name, found in settings.items():
+        assert found != used or "256" in name, (
+            name
+        )  # bandwidth beyond the adapters' changes nothing
+    page = (out / "report.html").read_text()
+    assert all(name in page for name in settings)
+    ten = rows_of(result, "sac-fig10")
+    for quantity, row in ten.items():
+        if row["published"] is not None:
+            assert row["origin"] != PREDICTED, quantity  # the choice was made knowing these
+        if quantity.startswith("throughput, SAC over RDMA"):
+            assert used["throughput"] == pytest.approx(row["model"], rel=0.02)
+    assert settings["decode goes on during a prefetch"]["tbt"] < 1
+
+
+@pytest.mark.slow
+def test_the_counts_tell_predicted_from_chosen(whole) -> None:
+    result, _ = whole
+    rows = [row for s in result["studies"] for row in s["rows"] if row["met"] is not None]
+    for origin in ORIGINS:
+        of_it = [row for row in rows if row["origin"] == origin]
+        assert result["compared"][origin] == len(of_it) > 0
+        assert result["met"][origin] == sum(row["met"] for row in of_it)
 
 
 @pytest.mark.slow
@@ -171,7 +205,7 @@ def test_beluga_s_sparse_reads_from_microbenchmarks_alone() -> None:
     assert len(rows) == 4
     for row in rows:
         assert abs(row["error"]) <= 0.25
-        assert row["origin"] == PREDICTED
+        assert row["origin"] == SELECTED
 
 
 def test_parameters_have_a_range_and_a_source() -> None:

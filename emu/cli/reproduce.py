@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from emu.cli.common import json_option, print_json, print_table, progress
 from emu.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @click.command("reproduce")
@@ -45,17 +48,17 @@ def command(
             click.echo(name)
         return
     directory = _directory(out)
-    studies, sensitivity = run_studies(chosen, progress, seed)
-    result = result_json(studies, sensitivity)
+    findings = run_studies(chosen, progress, seed)
+    result = result_json(findings)
     written = []
     if directory is not None:
         from emu.study.report import write_report
 
-        written = write_report(directory, studies, result)
+        written = write_report(directory, findings.studies, result)
     if as_json:
         print_json(result)
         return
-    _show(studies, result)
+    _show(findings.studies, result)
     if written:
         click.echo(f"written: {written[-1]} and {len(written) - 1} files beside it")
 
@@ -70,8 +73,8 @@ def _directory(out: Path | None) -> Path | None:
     return out
 
 
-def _show(studies: list[Any], result: dict[str, Any]) -> None:
-    from emu.study.report import HEADER, cells
+def _show(studies: Sequence[Any], result: dict[str, Any]) -> None:
+    from emu.study.report import HEADER, cells, settings_table, verdict
 
     for study in studies:
         click.echo(f"\n{study.id}: {study.title} (model time; parameter set {study.parameters})")
@@ -79,7 +82,7 @@ def _show(studies: list[Any], result: dict[str, Any]) -> None:
         for row in study.rows:
             if row.reason:
                 click.echo(f"  missed: {row.quantity}: {row.reason}")
-    click.echo(
-        f"\n{result['met']} of {result['compared']} comparisons met; of those predicted, "
-        f"{result['predicted_met']} of {result['predicted']}"
-    )
+    if result["settings"]:
+        click.echo("\nSAC's settings that were tried, and what each gives (model time)")
+        print_table(*settings_table(result["settings"]))
+    click.echo(f"\n{verdict(result)}")

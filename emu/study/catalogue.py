@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from emu.capacity.plan import PARAMETERS as XM_PARAMETERS
-from emu.study import beluga, sac_reads, sac_rounds, sac_scaling, xm_sparse
-from emu.study.result import PREDICTED
+from emu.study import beluga, candidates, sac_reads, sac_rounds, sac_scaling, xm_sparse
+from emu.study.result import ORIGINS
 from emu.study.sac import PARAMETERS, STRUCTURE, SacModel
 from emu.study.sensitivity import Sensitivity, sensitivity
 from emu.timing.profile import unknown
@@ -36,6 +36,7 @@ OTHER: Mapping[str, Callable[[], Study]] = {
 }
 IDS = (*SAC, *OTHER)
 _READS = {"sac-fig5"}
+_SETTINGS = {"sac-fig10", "sac-fig11"}
 _SERVING = {"sac-fig10", "sac-fig11", "sac-fig12", "sac-fig14"}
 
 
@@ -53,10 +54,25 @@ def parse_ids(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(i for i in IDS if i in names)
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What running studies gave.
+
+    Attributes:
+        studies: in order.
+        sensitivity: where one of them predicts with an interval.
+        settings: of emu.study.candidates, where one of them depends on the choice.
+    """
+
+    studies: tuple[Study, ...]
+    sensitivity: Sensitivity | None
+    settings: tuple[dict[str, Any], ...]
+
+
 def run_studies(
     ids: Sequence[str], progress: Callable[[str], None] = lambda _: None, seed: int = 0
-) -> tuple[list[Study], Sensitivity | None]:
-    """The studies in order, and the sensitivity where one of them predicts with an interval."""
+) -> Findings:
+    """Run studies by id."""
     found: Sensitivity | None = None
     if (_READS | _SERVING) & set(ids):
         progress("sensitivity to the parameters")
@@ -69,7 +85,8 @@ def run_studies(
                 studies.append(SAC[name](model, found or Sensitivity()))
             else:
                 studies.append(OTHER[name]())
-    return studies, found
+    settings = candidates.candidates(seed, progress) if _SETTINGS & set(ids) else []
+    return Findings(tuple(studies), found, tuple(settings))
 
 
 def parameters() -> dict[str, Any]:
@@ -93,20 +110,21 @@ def parameters() -> dict[str, Any]:
     }
 
 
-def result_json(studies: Sequence[Study], found: Sensitivity | None) -> dict[str, Any]:
+def result_json(findings: Findings) -> dict[str, Any]:
     """All of it as plain data."""
-    rows = [row for study in studies for row in study.rows if row.met is not None]
-    predicted = [row for row in rows if row.origin == PREDICTED]
+    found = findings.sensitivity
+    rows = [row for study in findings.studies for row in study.rows if row.met is not None]
     xm = {
         text: xm_sparse.xm_changes(xm_sparse.xm_gain("CXL", "scale-up", context))
         for text, context in (("16K, 900 over 64 GB/s", 16 << 10), ("128K", 128 << 10))
     }
     return {
-        "studies": [study.to_json() for study in studies],
-        "met": sum(1 for row in rows if row.met),
-        "compared": len(rows),
-        "predicted_met": sum(1 for row in predicted if row.met),
-        "predicted": len(predicted),
+        "studies": [study.to_json() for study in findings.studies],
+        "met": {
+            origin: sum(1 for row in rows if row.met and row.origin == origin) for origin in ORIGINS
+        },
+        "compared": {origin: sum(1 for row in rows if row.origin == origin) for origin in ORIGINS},
+        "settings": list(findings.settings),
         "parameters": parameters(),
         "xm_sensitivity": [
             {

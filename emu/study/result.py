@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-FITTED, PREDICTED, UNPUBLISHED = "fitted", "predicted", "no published value"
-ORIGINS = (FITTED, PREDICTED, UNPUBLISHED)
+FITTED, SELECTED, PREDICTED = "fitted", "selected", "predicted"
+ORIGINS = (PREDICTED, SELECTED, FITTED)
+UNPUBLISHED = "no published value"
+"""Fitted: the value was used to choose a parameter. Selected: no parameter was fitted to it, but the setting was chosen
+among several by people who knew it (see emu.study.candidates). Predicted: neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class Row:
         unit: of both values.
         published: None where there is none (or we could not read it).
         tolerance: relative error up to which the value counts as met.
-        origin: "fitted", "predicted" or "no published value".
+        origin: FITTED, SELECTED, PREDICTED or UNPUBLISHED.
         low, high: the prediction's interval, None where no parameter's range matters.
         limits: published as a range: the model's value is met anywhere in it, or as near to it as the tolerance says.
         reason: why it is missed, where it is.

@@ -18,10 +18,12 @@ from emu.sim.simulate import SimSpec
 from emu.sim.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
+Change = float | str
+"""A number, or the text of a field that is one."""
 PROFILE = "sac-server"
 OUTPUT_TOKENS = 1024
 CONTEXTS = (16 << 10, 32 << 10, 64 << 10, 128 << 10)
@@ -79,13 +81,13 @@ PARAMETERS = (
     ),
     Parameter(
         "CXL device",
-        46.2,
-        22.5,
         184,
+        22.5,
+        256,
         "GB/s",
         "assumption",
-        "one x16 port, assumed after 184 (a share of the pool's 512 GB/s) had shown no use of interleaving, which SAC "
-        "sees (Fig 13); the range: one device of Beluga's, and 184",
+        "half of the pool's 512 GB/s (SAC), times 46.2 / 64, the share of its link's rate that Beluga's adapter reads; "
+        "the range: one device of Beluga's, and half of the 512",
         "link.cxl_device.read_gb_per_s",
     ),
     Parameter(
@@ -187,6 +189,7 @@ class Point:
         design, prompt, concurrency: what.
         hot_buffer, placement, round: as for emu sim.
         stalls: whether decode waits for a prefetch.
+        steady: requests in flight are at all stages of their output; else all start together (so always in round 1).
     """
 
     design: str
@@ -196,6 +199,7 @@ class Point:
     placement: str = "round-robin"
     round: int = 2
     stalls: bool = True
+    steady: bool = True
 
 
 @dataclass
@@ -208,7 +212,7 @@ class SacModel:
         seed: of selections and of the order of requests.
     """
 
-    changes: dict[str, float] = field(default_factory=dict)
+    changes: Mapping[str, Change] = field(default_factory=dict)
     layers: int = 61
     seed: int = 0
 
@@ -246,6 +250,8 @@ class SacModel:
         shape = self._shape()
         if point.round == 1:
             workload = Workload.burst(ROUND_1_REQUESTS, point.prompt, OUTPUT_TOKENS)
+        elif not point.steady:
+            workload = Workload.burst(point.concurrency, point.prompt, OUTPUT_TOKENS)
         else:
             workload = Workload.steady(point.concurrency, point.prompt, OUTPUT_TOKENS, self.seed)
         run = RunSpec(
@@ -257,14 +263,16 @@ class SacModel:
             placement=point.placement,
             round=point.round,
             concurrency=point.concurrency,
-            hbm_bytes=round(self.changes.get("hbm", HBM_GIB) * 2**30 * self.layers / 61),
+            hbm_bytes=round(float(self.changes.get("hbm", HBM_GIB)) * 2**30 * self.layers / 61),
             profile=self.profile,
             seed=self.seed,
         )
         locality = replace(
             FITTED,
             **{
-                k.partition(".")[2]: v for k, v in self.changes.items() if k.startswith("locality.")
+                k.partition(".")[2]: float(v)
+                for k, v in self.changes.items()
+                if k.startswith("locality.")
             },
         )
         spec = SimSpec(
@@ -283,15 +291,20 @@ class SacModel:
 
 
 @contextmanager
-def varied_profile(base: str, changes: dict[str, float]) -> Iterator[str]:
-    """A system profile with some numbers replaced ("link.NAME.FIELD", "compute.FIELD"; others are not looked at)."""
+def varied_profile(base: str, changes: Mapping[str, Change]) -> Iterator[str]:
+    """A system profile with some numbers replaced ("link.NAME.FIELD", "compute.FIELD"; others are not looked at).
+
+    A text replaces a field that is one ("link.NAME.per").
+    """
     lines = []
     for target, value in changes.items():
         section, _, name = target.rpartition(".")
         if section.startswith("link.") or section == "compute":
-            lines.append(
-                f'[{section}]\n{name} = {{ value = {value}, source = "varied", date = "-" }}'
+            is_text = isinstance(value, str)
+            figure = (
+                f'"{value}"' if is_text else f'{{ value = {value}, source = "varied", date = "-" }}'
             )
+            lines.append(f"[{section}]\n{name} = {figure}")
     if not lines:
         yield base
         return
