@@ -291,14 +291,31 @@ class DataContract(ContractBase):
         write(store, reservation.slot, rows, 0, 10)
         before = raw(store)
         one = slots_of(reservation.slot)
-        for start, count, why in ((11, 1, "gap"), (10, 125, "reserved"), (-1, 1, "shared")):
+        for start, count, why in ((11, 1, "gap"), (10, 71, "80 are reserved"), (-1, 1, "shared")):
             block = np.zeros((1, count, 656), np.uint8)
             with pytest.raises(ValueError, match=why):
                 store.append(one, 0, np.array([start], np.int32), block)
         assert raw(store) == before
         assert store.length(reservation.slot) == 10
-        write(store, reservation.slot, rows, 10, 134)  # 70 of the prompt, a whole block to append
-        assert store.length(reservation.slot) == 134
+        write(store, reservation.slot, rows, 10, 80)
+        assert store.length(reservation.slot) == 80
+
+    @pytest.mark.parametrize("prompt", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1])
+    @pytest.mark.parametrize("more", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1])
+    def test_append_takes_what_was_asked_for_and_not_a_token_more(self, store, raw, prompt, more):
+        total = prompt + more
+        rows = value("a", total + 1)
+        writer = store.reserve("a", prompt, append_tokens=more).slot
+        write(store, writer, rows, 0, prompt)
+        reader = store.attach(store.publish("a"))
+        store.detach(writer)  # an attacher knows the limit as well as the one that reserved
+        write(store, reader, rows, prompt, total)
+        before = raw(store)
+        with pytest.raises(UserError, match=f"{total} are reserved"):
+            write(store, reader, rows, total, total + 1)
+        assert raw(store) == before
+        assert store.length(reader) == total
+        assert store.publish("a").num_tokens == total
 
     def test_append_of_a_batch_is_all_or_nothing(self, store, raw):
         slots = slots_of(*(store.reserve(key, 4).slot for key in "abc"))

@@ -102,12 +102,13 @@ class Directory:
             ) from None
         shared_tokens = len(run) * self._layout.block_tokens
         generation = db.execute(
-            "INSERT INTO requests (key, state, prompt_tokens, num_tokens, shared_tokens, blocks, hashes, last_used)"
-            " VALUES (?, 'reserved', ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO requests (key, state, prompt_tokens, num_tokens, append_tokens, shared_tokens, blocks,"
+            " hashes, last_used) VALUES (?, 'reserved', ?, ?, ?, ?, ?, ?, ?)",
             (
                 want.key,
                 want.num_tokens,
                 shared_tokens,
+                want.append_tokens,
                 shared_tokens,
                 space.pack_blocks(blocks),
                 b"".join(want.block_hashes),
