@@ -24,6 +24,22 @@ class UserError(EmuError, ValueError):
     """A flag, spec file, trace or argument that cannot be right."""
 
 
+class ProgramError(UserError):
+    """A program that cannot be started on a host.
+
+    Args:
+        program: as it was named.
+        shell_status: what a shell exits with then: 127 for one that is not there, 126 for one that cannot be run.
+    """
+
+    def __init__(
+        self, message: str, *, program: str, shell_status: int, remedy: str = ""
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.program = program
+        self.shell_status = shell_status
+
+
 class HostError(EmuError):
     """This machine lacks a capability.
 

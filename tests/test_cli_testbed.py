@@ -171,6 +171,27 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not home.state.exists() or list(home.state.glob("emu/testbeds/*")) == []
 
 
+def test_exec_of_what_cannot_be_run_ends_as_a_shell_does(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    assert run_emu(*up(home))[0] == 0
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "binary").write_bytes(b"\x7fELF, or so it says")
+    (tmp_path / "binary").chmod(0o755)
+    (tmp_path / "script").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "script").chmod(0o755)
+    for command in ("no-such-program", "/no/such/path", "text", "binary", "script", "."):
+        path = command if command.startswith(("no", "/")) else str(tmp_path / command)
+        shell = subprocess.run(["bash", "-c", '"$0"', path], capture_output=True, check=False)
+        status, out, err = run_emu("exec", "host0", "--", path)
+        assert (status, out) == (shell.returncode, ""), command
+        assert err.startswith(f"emu: {path!r} cannot be run: ")
+        assert err.count("\n") == 1
+    (testbed,) = json.loads(run_emu("status", "--json")[1])["testbeds"]
+    assert testbed["processes"] == []
+    assert run_emu("down")[0] == 0
+
+
 def test_a_name_in_use_is_refused_and_the_testbed_unharmed(
     home: Home, run_emu: Callable[..., tuple[int, str, str]]
 ) -> None:
