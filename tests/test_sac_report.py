@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from emu.sac.report import FULL_WIDTH, clock_label, table, write_files
+from emu.sac.report import FULL_WIDTH, clock_label, plot, table, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +74,19 @@ def test_each_clock_says_whose_time_it_is() -> None:
         "late_ns": 5e6,
     }
     assert clock_label(paced).startswith("host time / 30")
+
+
+def test_no_legend_and_no_title_of_the_plot_lies_on_the_bars() -> None:
+    figure = plot([run_of(name) for name in ("cxl", "rdma-sparse", "rdma-gather", "hbm")])
+    figure.draw_without_rendering()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "compute and queue",
+        "waiting for bytes",
+    ]
+    assert not any(axes.get_legend() for axes in figure.axes)
+    for words in (figure.legends[0], figure._suptitle):
+        for axes in figure.axes:
+            assert not words.get_window_extent().overlaps(axes.get_window_extent())
 
 
 def test_files_hold_the_same_runs(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ from emu.cli.options import SIZE
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Directory for runs.jsonl, comparison.png and operation logs.",
+    help="Directory for runs.jsonl, comparison.png and operation logs; replaces an earlier run's.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would run where, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON on stdout.")

@@ -30,7 +30,7 @@ from emu.sac.plan import (
     place,
 )
 from emu.sac.progress import TerminalProgress
-from emu.sac.report import FILES, FULL_WIDTH, table, write_files
+from emu.sac.report import FULL_WIDTH, clear_results, result_files, table, write_files
 from emu.sac.session import Session, Setting, work_units
 from emu.timing.profile import DEFAULT_SYSTEM
 from emu.timing.system import System
@@ -267,7 +267,10 @@ def run_command(options: RunOptions) -> None:
             pool_bytes=plan.pool_bytes,
             copy_bytes=plan.copy_bytes,
         )
-        runs = execute(plan, Setting(media, bed, _make_directories(out)))
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            clear_results(out)
+        runs = execute(plan, Setting(media, bed, out))
     show(runs, plan, out, as_json=options.as_json)
 
 
@@ -335,17 +338,11 @@ def _output_directory(out: Path | None) -> Path | None:
         raise UserError(
             f"--out {out}: {existing} is a file, or leads nowhere", remedy="name a directory"
         )
-    for name in FILES:
-        if (out / name).is_dir():
-            raise UserError(f"--out {out}: {out / name} is a directory", remedy="name another one")
+    for path in result_files(out):
+        if path.is_dir():
+            raise UserError(f"--out {out}: {path} is a directory", remedy="name another one")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(
             f"--out {out}: no permission to write in {existing}", remedy="name another directory"
         )
-    return out
-
-
-def _make_directories(out: Path | None) -> Path | None:
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
     return out

@@ -8,19 +8,37 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich import box
 from rich.table import Table
 
+from emu.sac.designs import DESIGNS
 from emu.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from matplotlib.figure import Figure
+
 Run = dict[str, Any]
 FILES = ("runs.jsonl", "comparison.png")
 """What write_files() makes."""
 
-
 FULL_WIDTH = 116
 """Columns of the whole table; a narrower terminal gets it without the byte counts."""
+
+
+def oplog_name(design: str) -> str:
+    """File name of a design's operation log."""
+    return f"ops-{design}.jsonl"
+
+
+def result_files(directory: Path) -> list[Path]:
+    """Every file that some run may write there, whether it is there or not."""
+    return [directory / name for name in (*FILES, *map(oplog_name, DESIGNS))]
+
+
+def clear_results(directory: Path) -> None:
+    """Remove what an earlier run wrote there, and nothing else: results of two runs must not lie side by side."""
+    for path in result_files(directory):
+        path.unlink(missing_ok=True)
 
 
 def clock_label(clock: dict[str, Any]) -> str:
@@ -79,19 +97,17 @@ def write_files(runs: Sequence[Run], directory: Path) -> list[Path]:
     """runs.jsonl and comparison.png; the files written."""
     lines, picture = (directory / name for name in FILES)
     lines.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    _plot(runs, picture)
+    plot(runs).savefig(picture, dpi=120)
     return [lines, picture]
 
 
-def _plot(runs: Sequence[Run], path: Path) -> None:
+def plot(runs: Sequence[Run]) -> Figure:
     """TTFT and TBT, each split into waiting for bytes and the rest, and throughput."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     names = [run["backend"] for run in runs]
-    figure, (ttft, tbt, throughput) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    ttft, tbt, throughput = figure.subplots(1, 3)
     for axes, metric, title in (
         (ttft, "ttft", "time to first token"),
         (tbt, "tbt", "time between tokens"),
@@ -102,12 +118,14 @@ def _plot(runs: Sequence[Run], path: Path) -> None:
         axes.bar(names, rest, label="compute and queue", color="#b8c4d0")
         axes.bar(names, waiting, bottom=rest, label="waiting for bytes", color="#c0504d")
         axes.set(title=f"{title}, median", ylabel="ms")
-        axes.legend(frameon=False)
     throughput.bar(names, [run["throughput_tok_s"] for run in runs], color="#4f81bd")
     throughput.set(title="throughput", ylabel="tokens per second")
     for axes in (ttft, tbt, throughput):
-        axes.tick_params(axis="x", rotation=30)
+        for label in axes.get_xticklabels():
+            label.set(rotation=30, ha="right", rotation_mode="anchor")
         axes.spines[["top", "right"]].set_visible(False)
+    # One legend below the axes: inside them it would lie on the bars of some run.
+    handles, labels = ttft.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=2, frameon=False)
     figure.suptitle(clock_label(runs[0]["clock"]), fontsize=10)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return figure
