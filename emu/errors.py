@@ -32,9 +32,7 @@ class ProgramError(UserError):
         shell_status: what a shell exits with then: 127 for one that is not there, 126 for one that cannot be run.
     """
 
-    def __init__(
-        self, message: str, *, program: str, shell_status: int, remedy: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, program: str, shell_status: int, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
         self.program = program
         self.shell_status = shell_status

@@ -103,6 +103,7 @@ def test_other_clocks_say_whose_time_it_is(home: Home, options: str) -> None:
     if clock["mode"] == "paced":
         assert (clock["profile"], clock["dilation"]) == ("sac-server", 100)
         assert clock["paceable_gb_per_s"] > 0
+        assert clock["dilation_to_hold"] > 1
     else:
         assert (clock["profile"], clock["dilation"]) == (None, None)
 

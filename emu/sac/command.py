@@ -30,7 +30,14 @@ from emu.sac.plan import (
     place,
 )
 from emu.sac.progress import TerminalProgress
-from emu.sac.report import FULL_WIDTH, clear_results, result_files, table, write_files
+from emu.sac.report import (
+    FULL_WIDTH,
+    clear_results,
+    pace_line,
+    result_files,
+    table,
+    write_files,
+)
 from emu.sac.session import Session, Setting, work_units
 from emu.timing.profile import DEFAULT_SYSTEM
 from emu.timing.system import System
@@ -226,6 +233,8 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
             f"{len(plan.requests)} requests, prompts of up to {longest} tokens, {outputs[0]} to {outputs[-1]} output "
             "tokens (--requests, --context, --output-tokens)"
         )
+        if line := pace_line(runs):
+            console.print(line, soft_wrap=True)
         if plan.skipped_lines:
             console.print(f"{plan.skipped_lines} malformed lines of the trace were skipped")
         if out is not None:

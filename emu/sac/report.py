@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
@@ -46,11 +47,23 @@ def clock_label(clock: dict[str, Any]) -> str:
     if clock["mode"] == "off":
         return "host time of this machine (mode off): nothing is modelled"
     if clock["mode"] == "paced":
-        return (
-            f"host time / {clock['dilation']:g}, paced to the model of {clock['profile']}; this machine can pace "
-            f"{clock['paceable_gb_per_s']:.1f} GB/s, it was late by up to {clock['late_ns'] / 1e6:.1f} ms"
-        )
+        return f"host time / {clock['dilation']:g}, paced to the model of {clock['profile']}"
     return f"model time of {clock['profile']} (mode {clock['mode']})"
+
+
+def pace_line(runs: Sequence[Run]) -> str:
+    """Whether this machine kept up with the model, over all designs; "" where it did not have to."""
+    clock = runs[0]["clock"]
+    if clock["mode"] != "paced":
+        return ""
+    worst = max(runs, key=lambda run: run["clock"]["late_ns"])
+    needed = max(run["clock"]["dilation_to_hold"] for run in runs)
+    held = needed <= clock["dilation"]
+    return (
+        f"this machine can pace {clock['paceable_gb_per_s']:.1f} GB/s at --dilation {clock['dilation']:g}; "
+        f"it was late by up to {worst['clock']['late_ns'] / 1e6:.2f} ms ({worst['backend']}), "
+        + ("and held" if held else f"--dilation {math.ceil(needed)} would have held")
+    )
 
 
 def table(runs: Sequence[Run], width: int = FULL_WIDTH) -> Table:
