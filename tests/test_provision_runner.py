@@ -254,7 +254,8 @@ def test_a_node_that_dies_is_seen_and_cleared(home: Home) -> None:
 def test_two_testbeds_side_by_side_do_not_touch_each_other(home: Home) -> None:
     runner = Runner(StateDirectory())
     first, second = runner.up(plan_for(home, "one")), runner.up(plan_for(home, "two"))
-    Path(second.devices[0].path).write_bytes(b"mine" * 1024)
+    with Path(second.devices[0].path).open("r+b") as device:
+        device.write(b"mine" * 1024)
     before = Path(second.devices[0].path).stat().st_ino
     runner.down("one")
     assert not Path(first.run_dir).exists()

@@ -84,5 +84,4 @@ def _entry(db: sqlite3.Connection, where: str, value: int | str) -> Entry | None
     ).fetchone()
     if row is None:
         return None
-    *facts, blocks = row
-    return Entry(*facts, unpack_blocks(blocks))
+    return Entry(*row[:-1], blocks=unpack_blocks(row[-1]))
