@@ -321,7 +321,8 @@ class KVStore(ABC):
         attacher at a time, into the blocks reserved for it.
 
         Raises:
-            LayoutMismatch, StaleDescriptor: the other side disagrees, or the request is gone.
+            LayoutMismatch: the other side has other rows.
+            StaleDescriptor: the request is gone, or lies on another device; says which.
         """
 
     @abstractmethod

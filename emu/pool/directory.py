@@ -259,7 +259,11 @@ class Directory:
                 or (entry.key, entry.blocks) != (descriptor.key, descriptor.blocks)
             ):
                 raise StaleDescriptor(
-                    device=self.device, key=descriptor.key, generation=descriptor.generation
+                    device=self.device,
+                    key=descriptor.key,
+                    generation=descriptor.generation,
+                    belongs_to=descriptor.device.hex(),
+                    uuid=self.pool.uuid.hex(),
                 )
             return self._add_lease(db, entry.generation)
 

@@ -84,4 +84,5 @@ def _entry(db: sqlite3.Connection, where: str, value: int | str) -> Entry | None
     ).fetchone()
     if row is None:
         return None
-    return Entry(*row[:-1], blocks=unpack_blocks(row[-1]))
+    fields = (*row[:-1], unpack_blocks(row[-1]))
+    return Entry(*fields)
