@@ -298,7 +298,8 @@ def test_the_medium_moves_raw_bytes_and_counts(node: RawNode) -> None:
 
 
 def test_a_killed_node_is_noticed_at_once(node: RawNode) -> None:
-    medium = RdmaMedium(node.address)
+    timeout_s = 100.0
+    medium = RdmaMedium(node.address, options=ConnectionOptions(timeout_s=timeout_s))
     tables, slots = one_request([0, 1], length=64)
     out = medium.buffer(64 * ROW).reshape(64, ROW)
     region = Region(0, OFFSET, ROW)
@@ -328,7 +329,7 @@ def test_a_killed_node_is_noticed_at_once(node: RawNode) -> None:
     ):
         with pytest.raises(MediumError):
             call()
-    assert time.monotonic() - started < 15  # timeout_s is 30: nothing waited for it
+    assert time.monotonic() - started < timeout_s  # nothing waited for it
     assert tables.length(slots[0], 0) == 64
     out[:] = 1  # the buffer outlives the node
     medium.close()
@@ -356,15 +357,21 @@ def test_a_node_killed_under_load_gives_an_error_in_every_client(node: RawNode) 
 
 
 def test_a_stopped_node_ends_a_call_after_the_timeout(node: RawNode) -> None:
-    medium = RdmaMedium(node.address, options=ConnectionOptions(timeout_s=0.5))
+    options = ConnectionOptions(timeout_s=0.5)
+    medium = RdmaMedium(node.address, options=options)
     try:
         os.kill(node.process.pid, signal.SIGSTOP)
         assert wait_until(lambda: process_state(node.process.pid) == "T")
         with pytest.raises(MediumError) as fault:
             medium.read(0, 64)
         assert fault.value.status == GONE
+        assert f"kill -CONT {node.process.pid}" in fault.value.remedy
         with pytest.raises(MediumError, match="error state"):
             medium.write(0, b"late")
+        for call in (medium.check, lambda: RdmaMedium(node.address, options=options)):
+            with pytest.raises(MediumError, match=f"{node.process.pid} is stopped") as fault:
+                call()
+            assert fault.value.status == GONE
     finally:
         os.kill(node.process.pid, signal.SIGCONT)
     medium.close()
