@@ -208,6 +208,29 @@ def test_a_full_or_closed_stdout_is_no_traceback(home: Home) -> None:
     assert leftovers(home) == []
 
 
+def test_outputs_are_as_long_as_the_trace_says_unless_told_otherwise(
+    home: Home, tmp_path: Path
+) -> None:
+    line = '{"arrival_ms": 0, "input_tokens": %d, "output_tokens": %d, "prefix_ids": []}\n'
+    trace = tmp_path / "trace.jsonl"
+    lengths = ((3000, 100), (50, 7), (40, 9000), (5000, 2047))
+    trace.write_text("".join(line % pair for pair in lengths))
+
+    def planned(options: str) -> list[tuple[int, int]]:
+        done = emu(f"run --dry-run {options}")
+        assert done.returncode == 0, done.stderr
+        requests = json.loads(done.stdout)["requests"]
+        return [(r["input_tokens"], r["output_tokens"]) for r in requests]
+
+    assert planned(f"--trace {trace}") == [(1948, 100), (50, 7), (2, 2046), (2, 2046)]
+    given = f"--trace {trace} --output-tokens 16"
+    assert planned(given) == [(2032, 16), (50, 16), (40, 16), (2032, 16)]
+    assert {output for _, output in planned("--requests 3")} == {16}
+    assert planned(f"--trace {trace} --context 300 --requests 1") == [(200, 100)]
+    trace.write_text(line % (1, 3))
+    one_line(emu(f"run --dry-run --trace {trace}"), 1, "nothing to cache")
+
+
 def test_a_dry_run_prints_the_plan_and_starts_nothing(home: Home) -> None:
     done = emu("run --dry-run --requests 3 --devices 2")
     assert done.returncode == 0, done.stderr

@@ -95,9 +95,7 @@ from emu.cli.options import SIZE
 @click.option(
     "--output-tokens",
     type=click.IntRange(1),
-    default=16,
-    show_default=True,
-    help="Tokens to decode per request.",
+    help="Tokens to decode per request [default: the trace's own, or 16 for the generated one].",
 )
 @click.option("--skip-bad", is_flag=True, help="Skip and count malformed lines of the trace.")
 @click.option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from emu.trace.request import Request
 
 DEFAULT_DEVICES = 4
+DEFAULT_OUTPUT_TOKENS = 16
+"""Of the generated trace: its own lengths have a median of 350, and a first look should take a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class RunOptions:
     trace_path: Path | None
     requests: int
     context: int
-    output_tokens: int
+    output_tokens: int | None
     skip_bad: bool
     hbm_bytes: int
     time_mode: str
@@ -180,7 +182,9 @@ def _run_name() -> str:
 def _requests(spec: RunSpec, options: RunOptions) -> tuple[list[Request], int]:
     """The requests of the trace, cut to size, and how many lines were skipped."""
     context, output_tokens = options.context, options.output_tokens
-    if output_tokens > context - 2:
+    if output_tokens is None and options.trace_path is None:
+        output_tokens = DEFAULT_OUTPUT_TOKENS
+    if output_tokens is not None and output_tokens > context - 2:
         raise UserError(
             f"{output_tokens} output tokens leave no prompt in a context of {context}",
             remedy=f"use --context {output_tokens + 2} or more, or fewer --output-tokens",
@@ -200,8 +204,10 @@ def _requests(spec: RunSpec, options: RunOptions) -> tuple[list[Request], int]:
     else:
         read = read_trace(path, limit=options.requests, skip_bad=options.skip_bad)
         trace, skipped = read.requests, len(read.skipped)
+    # A prompt needs two tokens: one to cache, and the first input of decode.
+    fitting = [replace(r, output_tokens=min(r.output_tokens, context - 2)) for r in trace]
     return shape(
-        trace, context=context, output_tokens=output_tokens, limit=options.requests
+        fitting, context=context, output_tokens=output_tokens, limit=options.requests
     ), skipped
 
 
