@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from emu.layout import KVLayout
-    from emu.pool.medium import Region
+    from emu.pool.medium import Gather, Region
     from emu.store import Rows, SlotIds, Stats, StoreOptions, TokenIds
 
 # Bounce memory for arrays that are not registered, and messages to the owner.
@@ -101,22 +101,12 @@ class RdmaMedium(Medium):
         with self._faults():
             self._requester.write(offset, np.frombuffer(data, np.uint8))
 
-    def gather(
-        self,
-        tables: _native.RowTables,
-        region: Region,
-        slots: SlotIds,
-        tokens: TokenIds,
-        out: Rows,
-        out_rows: TokenIds | None,
-        packed: bool,
-    ) -> int:
-        """One READ per remote-contiguous run, or with packed=True one PACK message for all rows."""
-        move = self._requester.pack_rows if packed else self._requester.read_rows
+    def gather(self, tables: _native.RowTables, region: Region, wanted: Gather) -> int:
+        """One READ per remote-contiguous run, or one PACK message for all rows."""
+        move = self._requester.pack_rows if wanted.packed else self._requester.read_rows
+        where = (tables, region.number, region.offset, region.row_bytes)
         with self._faults():
-            return move(
-                tables, region.number, region.offset, region.row_bytes, slots, tokens, out, out_rows
-            )
+            return move(*where, wanted.slots, wanted.tokens, wanted.out, wanted.out_rows)
 
     def scatter(
         self, tables: _native.RowTables, region: Region, slots: SlotIds, start: TokenIds, rows: Rows

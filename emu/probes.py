@@ -291,7 +291,7 @@ PROBES: dict[str, _Probe] = {
     "memlock": _Probe(_memlock, "real verbs cannot register buffers", "ulimit -l unlimited"),
     "thp_shmem": _Probe(
         _thp_shmem,
-        "gathers from the pool are about 1.2 times slower",
+        "gathers from the pool miss the TLB more often",
         "as root: mount -t tmpfs -o huge=always emu DIR, then emu up --dir DIR",
     ),
     "torch": _Probe(
