@@ -39,7 +39,7 @@ from emu.sac.report import (
     write_files,
 )
 from emu.sac.session import Session, Setting, work_units
-from emu.timing.profile import DEFAULT_SYSTEM
+from emu.timing.profile_file import DEFAULT_SYSTEM
 from emu.timing.system import System
 from emu.trace.generate import GenerateOptions, generate
 from emu.trace.read import read_trace
