@@ -15,7 +15,7 @@ from emu import _native, numa
 from emu.devdax import devdax_bytes
 from emu.errors import HostError, MediumError, UserError
 from emu.layout import LINE_BYTES
-from emu.pool.medium import Medium, Region
+from emu.pool.medium import Gather, Medium, Region
 from emu.units import format_size
 
 if TYPE_CHECKING:
@@ -211,22 +211,13 @@ class MappedMedium(Medium):
         if not self._coherent:
             self._lines_flushed += _native.writeback(self._memory, offset, len(data))
 
-    def gather(
-        self,
-        tables: _native.RowTables,
-        region: Region,
-        slots: SlotIds,
-        tokens: TokenIds,
-        out: Rows,
-        out_rows: TokenIds | None,
-        packed: bool,
-    ) -> int:
+    def gather(self, tables: _native.RowTables, region: Region, wanted: Gather) -> int:
         """See Medium.gather; without hardware coherence the rows' lines are dropped first."""
         self._check_size()
         where = (tables, self._memory, region.number, region.offset, region.row_bytes)
         if not self._coherent:
-            self._lines_flushed += _native.invalidate_tokens(*where, slots, tokens)
-        return _native.gather_rows(*where, slots, tokens, out, out_rows)
+            self._lines_flushed += _native.invalidate_tokens(*where, wanted.slots, wanted.tokens)
+        return _native.gather_rows(*where, wanted.slots, wanted.tokens, wanted.out, wanted.out_rows)
 
     def scatter(
         self, tables: _native.RowTables, region: Region, slots: SlotIds, start: TokenIds, rows: Rows

@@ -27,8 +27,11 @@ class RowTables:
         prompt_tokens: int,
         shared_tokens: int,
         length: int,
+        append_tokens: int = -1,
     ) -> int:
-        """Add a request: blocks int32 [n], the prompt's first. Returns its slot."""
+        """
+        Add a request: blocks int32 [n], the prompt's first; -1 append_tokens: all that they hold. Returns its slot.
+        """
 
     def remove(self, slot: int) -> None: ...
     def length(self, slot: int, region: int) -> int:
@@ -46,7 +49,7 @@ class RowTables:
         """
 
     def capacity(self, slot: int) -> int:
-        """Tokens that the request's blocks can hold."""
+        """Tokens that may be written, the prompt's included."""
 
 def gather_rows(
     tables: RowTables,

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emu.errors import UserError
-from emu.suggest import did_you_mean
+from emu.suggest import unknown
 from emu.units import format_size
 
 if TYPE_CHECKING:
@@ -291,7 +290,7 @@ PROBES: dict[str, _Probe] = {
     "memlock": _Probe(_memlock, "real verbs cannot register buffers", "ulimit -l unlimited"),
     "thp_shmem": _Probe(
         _thp_shmem,
-        "gathers from the pool are about 1.2 times slower",
+        "gathers from the pool miss the TLB more often",
         "as root: mount -t tmpfs -o huge=always emu DIR, then emu up --dir DIR",
     ),
     "torch": _Probe(
@@ -323,7 +322,7 @@ def check_names(names: list[str]) -> list[str]:
     """
     for name in names:
         if name not in PROBES:
-            raise UserError(f"no capability {name!r}", remedy=did_you_mean(name, PROBES))
+            raise unknown("capability", name, PROBES)
     return names
 
 

@@ -53,16 +53,29 @@ class ProcessId:
         return self.namespace != pid_namespace() or identify(self.pid) == self
 
 
-def identify(pid: int) -> ProcessId | None:
-    """The running process of that pid in our namespace, None when there is none (a zombie has ended)."""
+def state(pid: int) -> str:
+    """State of the process of that pid in our namespace, as ps gives it: "R", "S", "T" ...; "" when it has ended."""
+    fields = _stat(pid)
+    return fields[0].decode() if fields and identify(pid) is not None else ""
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Fields of /proc/PID/stat from the state on; none when there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
+        return []
+    return stat[stat.rindex(b")") + 2 :].split()  # the name may hold blanks and brackets
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The running process of that pid in our namespace, None when there is none (a zombie has ended)."""
+    fields = _stat(pid)
+    if not fields:
         return None
-    fields = stat[stat.rindex(b")") + 2 :].split()  # the name may hold blanks and brackets
-    state, threads, start_time = fields[0], int(fields[17]), int(fields[19])
+    threads, start_time = int(fields[17]), int(fields[19])
     # A zombie's memory is gone, unless it is a main thread whose other threads still run.
-    return None if state in {b"Z", b"X"} and threads <= 1 else ProcessId(pid, start_time)
+    return None if fields[0] in {b"Z", b"X"} and threads <= 1 else ProcessId(pid, start_time)
 
 
 def is_running(process: ProcessId) -> bool:

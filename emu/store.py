@@ -145,12 +145,15 @@ class StoreOptions:
             exist have their own size.
         numa_node: bind the memory to this node, verified after touch.
         coherent: True where hardware keeps hosts coherent; False makes the store flush and fence in software.
+        timeout_s: a medium that another process serves (rdma's memory node) counts as lost after so many seconds
+            without any progress; one that has ended is noticed at once. Not for DRAM and CXL: loads do not time out.
         timing: charges operations to a time model; None charges nothing.
     """
 
     capacity_bytes: int = 0
     numa_node: int | None = None
     coherent: bool = True
+    timeout_s: float = 10.0
     timing: Timing | None = field(default=None, compare=False)
 
 
@@ -321,7 +324,8 @@ class KVStore(ABC):
         attacher at a time, into the blocks reserved for it.
 
         Raises:
-            LayoutMismatch, StaleDescriptor: the other side disagrees, or the request is gone.
+            LayoutMismatch: the other side has other rows.
+            StaleDescriptor: the request is gone, or lies on another device; says which.
         """
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -169,6 +170,71 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         assert err.count("\n") == 1
     assert list(home.run.iterdir()) == []
     assert not home.state.exists() or list(home.state.glob("emu/testbeds/*")) == []
+
+
+def test_status_notices_devices_that_shrank_grew_or_are_gone(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    existing = tmp_path / "existing"
+    existing.write_bytes(bytes(3 << 20))
+    spec = tmp_path / "testbed.toml"
+    sizes = f'[[device]]\nsize = "1M"\n[[device]]\npath = "{existing}"\nsize = "2M"\n'
+    spec.write_text(f'{sizes}[rdma]\nmode = "off"\n')
+    assert run_emu("up", "-f", spec, "--dir", home.run)[0] == 0
+    made = home.run / "default" / "cxl0"
+
+    def status() -> tuple[dict[str, Any], str]:
+        (testbed,) = json.loads(run_emu("status", "--json")[1])["testbeds"]
+        return testbed, run_emu("status")[1]
+
+    testbed, text = status()
+    assert (testbed["state"], testbed["resized"], testbed["missing"]) == ("up", [], [])
+    for path, was, now, verb in (
+        (made, 1 << 20, 4096, "shrank"),
+        (made, 1 << 20, 2 << 20, "grew"),
+        (existing, 2 << 20, 0, "shrank"),
+    ):
+        before = path.stat().st_size
+        os.truncate(path, now)
+        testbed, text = status()
+        found = {"path": str(path), "recorded_bytes": was, "found_bytes": now}
+        assert (testbed["state"], testbed["resized"]) == ("damaged", [found])
+        assert f"default: device {path} {verb} from {was} to {now} bytes\n" in text
+        assert "emu down default" in text
+        os.truncate(path, before)
+        assert status()[0]["state"] == "up"
+    for path in (made, existing):
+        path.rename(path.with_name("aside"))
+        testbed, text = status()
+        assert (testbed["state"], testbed["missing"]) == ("damaged", [str(path)])
+        assert f"default: missing {path}\n" in text
+        path.mkdir()  # another thing of that name is not the device
+        assert status()[0]["missing"] == [str(path)]
+        path.rmdir()
+        path.with_name("aside").rename(path)
+    assert run_emu("down")[0] == 0
+    assert existing.stat().st_size == 3 << 20
+
+
+def test_exec_of_what_cannot_be_run_ends_as_a_shell_does(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    assert run_emu(*up(home))[0] == 0
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "binary").write_bytes(b"\x7fELF, or so it says")
+    (tmp_path / "binary").chmod(0o755)
+    (tmp_path / "script").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "script").chmod(0o755)
+    for command in ("no-such-program", "/no/such/path", "text", "binary", "script", "."):
+        path = command if command.startswith(("no", "/")) else str(tmp_path / command)
+        shell = subprocess.run(["bash", "-c", '"$0"', path], capture_output=True, check=False)
+        status, out, err = run_emu("exec", "host0", "--", path)
+        assert (status, out) == (shell.returncode, ""), command
+        assert err.startswith(f"emu: {path!r} cannot be run: ")
+        assert err.count("\n") == 1
+    (testbed,) = json.loads(run_emu("status", "--json")[1])["testbeds"]
+    assert testbed["processes"] == []
+    assert run_emu("down")[0] == 0
 
 
 def test_a_name_in_use_is_refused_and_the_testbed_unharmed(

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "process": set(),
     "store": {"layout", "descriptor_wire"},  # the wire form late: it makes descriptors
     "descriptor_wire": {"errors", "store"},
-    "suggest": set(),
+    "suggest": {"errors"},
     "json_output": set(),
     "server": {"errors"},
     "registry": FOUNDATION,

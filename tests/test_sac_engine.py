@@ -29,10 +29,12 @@ TRACE = requests((700, 5), (650, 6), (1100, 4), (130, 5), (90, 3), shared=1)
 def engine(tmp_path: Path) -> Iterator[Callable[[RunSpec, list[Request]], Engine]]:
     made: list[Engine] = []
 
-    def make(spec: RunSpec = SPEC, trace: list[Request] = TRACE) -> Engine:
+    def make(
+        spec: RunSpec = SPEC, trace: list[Request] = TRACE, pools: int | None = None
+    ) -> Engine:
         directory = tmp_path / str(len(made))
         directory.mkdir()
-        made.append(Engine.make(directory, spec, trace))
+        made.append(Engine.make(directory, spec, trace, pools=pools))
         made[-1].prefill()
         return made[-1]
 
@@ -124,6 +126,42 @@ def test_the_operation_log_replays_to_the_same_times(engine) -> None:
     assert len(rows) > 100
     assert start_ns.tolist() == [row.start_ns for row in rows]
     assert end_ns.tolist() == [row.end_ns for row in rows]
+
+
+@pytest.mark.parametrize(("design", "pools"), [("cxl", None), ("rdma-sparse", 1)])
+def test_each_device_is_charged_for_its_own_rows(engine, design: str, pools: int | None) -> None:
+    """One GPU's batch over three devices; the requests differ in length, so their bytes do too."""
+    run = engine(replace(SPEC, gpus=1, devices=3, concurrency=5), pools=pools)
+    decoded = run.decode(design)
+    records = {record.number: record for record in decoded.records}
+    read, written = [0] * 3, [0] * 3
+    for op in run.clock.log.ops:
+        if op.kind == "transfer":
+            moved = written if op.label.startswith("write back") else read
+            moved[op.device] += op.bytes
+    for device in range(3):
+        own = [plan for plan in run.plans if plan.device == device]
+        assert read[device] == sum(records[plan.number].bytes_fetched for plan in own)
+        tokens = sum(plan.request.output_tokens for plan in own)
+        assert written[device] == tokens * run.model.layout.token_bytes
+    if design == "rdma-sparse":
+        links = run.clock.utilisation()
+        assert [links[f"remote_dram[{d}]"].nbytes for d in range(3)] == [
+            r + w for r, w in zip(read, written, strict=True)
+        ]
+    assert run.differences(decoded) == []
+
+
+@pytest.mark.parametrize("design", ["rdma", "dram"])
+def test_one_local_memory_is_read_at_once_whatever_device_a_request_was_placed_on(
+    engine, design: str
+) -> None:
+    run = engine(replace(SPEC, gpus=1, devices=3, concurrency=5), pools=1)
+    run.decode(design)
+    for label in ("misses 0", "write back 1"):
+        starts = [op.start_ns for op in run.clock.log.ops if op.label == label]
+        assert starts
+        assert len(set(starts)) == len(starts)
 
 
 def test_round_1_charges_prefill_and_round_2_does_not(engine) -> None:

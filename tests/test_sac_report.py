@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from emu.sac.report import FULL_WIDTH, clock_label, table, write_files
+from emu.sac.report import FULL_WIDTH, clock_label, pace_line, plot, table, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,14 +66,39 @@ def test_each_clock_says_whose_time_it_is() -> None:
         "model time of laptop"
     )
     assert clock_label({"mode": "off", "profile": None, "dilation": None}).startswith("host time")
-    paced = {
-        "mode": "paced",
-        "profile": "laptop",
-        "dilation": 30,
-        "paceable_gb_per_s": 2.0,
-        "late_ns": 5e6,
-    }
-    assert clock_label(paced).startswith("host time / 30")
+    paced = {"mode": "paced", "profile": "laptop", "dilation": 30}
+    assert clock_label(paced) == "host time / 30, paced to the model of laptop"
+
+
+def test_a_paced_run_says_which_dilation_every_design_would_have_held() -> None:
+    def paced(backend: str, late_ns: int, needed: float) -> dict[str, Any]:
+        facts = {"mode": "paced", "profile": "laptop", "dilation": 30, "paceable_gb_per_s": 2.04}
+        return run_of(backend, clock={**facts, "late_ns": late_ns, "dilation_to_hold": needed})
+
+    late, more, fine = (
+        paced("cxl", 5_000_000, 41.2),
+        paced("dram", 4_000_000, 57.1),
+        paced("hbm", 10, 8.0),
+    )
+    assert pace_line([fine, late, more]) == (
+        "this machine can pace 2.0 GB/s at --dilation 30; it was late by up to 5.00 ms (cxl), "
+        "--dilation 58 would have held"
+    )
+    assert pace_line([fine]).endswith("late by up to 0.00 ms (hbm), and held")
+    assert pace_line([run_of("cxl")]) == ""
+
+
+def test_no_legend_and_no_title_of_the_plot_lies_on_the_bars() -> None:
+    figure = plot([run_of(name) for name in ("cxl", "rdma-sparse", "rdma-gather", "hbm")])
+    figure.draw_without_rendering()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "compute and queue",
+        "waiting for bytes",
+    ]
+    assert not any(axes.get_legend() for axes in figure.axes)
+    for words in (figure.legends[0], figure._suptitle):
+        for axes in figure.axes:
+            assert not words.get_window_extent().overlaps(axes.get_window_extent())
 
 
 def test_files_hold_the_same_runs(tmp_path: Path) -> None:

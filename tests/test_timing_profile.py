@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 
 from emu.errors import UserError
-from emu.timing.profile import (
-    Figure,
-    load_media,
-    load_system,
-    media_names,
-    system_names,
-)
+from emu.timing.profile import Figure
+from emu.timing.profile_file import load_media, load_system, media_names, system_names
 
 NUMBER = '{ value = 2, source = "me", date = "today" }'
 MEDIUM = f"""description = "x"

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from emu.errors import EmuError
+from emu.errors import EmuError, ProgramError
 
 VERBS = {
     "up": "bring a testbed up",
@@ -78,7 +78,10 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: an error of ours or of the system is one line and exit 1; usage errors are click's, exit 2."""
+    """Entry point: an error of ours or of the system is one line and exit 1; usage errors are click's, exit 2.
+
+    A program that cannot be started gives a shell's 127 or 126: `emu exec` stands where a shell would.
+    """
     if sys.stdout is None:  # closed by the caller (>&-): there is nowhere to print to
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     try:
@@ -88,7 +91,7 @@ def main() -> None:
             sys.stdout.flush()
     except EmuError as error:
         click.echo(f"emu: {_one_line(error)}", err=True)
-        sys.exit(1)
+        sys.exit(error.shell_status if isinstance(error, ProgramError) else 1)
     except OSError as error:  # a full or vanished medium, where no part knew better
         named = f"{error.filename}: " if error.filename else ""
         click.echo(f"emu: {named}{error.strerror or error}", err=True)

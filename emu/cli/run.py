@@ -95,9 +95,7 @@ from emu.cli.options import SIZE
 @click.option(
     "--output-tokens",
     type=click.IntRange(1),
-    default=16,
-    show_default=True,
-    help="Tokens to decode per request.",
+    help="Tokens to decode per request [default: the trace's own, or 16 for the generated one].",
 )
 @click.option("--skip-bad", is_flag=True, help="Skip and count malformed lines of the trace.")
 @click.option(
@@ -141,7 +139,8 @@ from emu.cli.options import SIZE
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Directory for runs.jsonl, comparison.png, operation logs and selections (see emu trace locality).",
+    help="Directory for runs.jsonl, comparison.png, operation logs and selections (see emu trace locality); "
+    "replaces an earlier run's.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would run where, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON on stdout.")

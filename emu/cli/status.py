@@ -53,4 +53,6 @@ def _print(conditions: list[Condition]) -> None:
                 click.echo(f"{found.name}: remains {path}")
             for what in found.missing:
                 click.echo(f"{found.name}: missing {what}")
+            for device in found.resized:
+                click.echo(f"{found.name}: device {device}")
             click.echo(found.problem or f"{found.name}: clear it with `emu down {found.name}`")

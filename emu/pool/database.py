@@ -13,7 +13,7 @@ from emu.errors import HostError, MediumError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 20.0
 
 # A request's generation is its AUTOINCREMENT number: never used twice. `appender` is the lease that may append;
@@ -29,8 +29,8 @@ CREATE TABLE holders (
 CREATE TABLE requests (
     generation INTEGER PRIMARY KEY AUTOINCREMENT,
     key TEXT NOT NULL, state TEXT NOT NULL CHECK (state IN ('reserved', 'published', 'deleted')),
-    prompt_tokens INTEGER NOT NULL, num_tokens INTEGER NOT NULL, shared_tokens INTEGER NOT NULL,
-    blocks BLOB NOT NULL, hashes BLOB NOT NULL, appender INTEGER, last_used INTEGER NOT NULL);
+    prompt_tokens INTEGER NOT NULL, num_tokens INTEGER NOT NULL, append_tokens INTEGER NOT NULL,
+    shared_tokens INTEGER NOT NULL, blocks BLOB NOT NULL, hashes BLOB NOT NULL, appender INTEGER, last_used INTEGER NOT NULL);
 CREATE UNIQUE INDEX request_keys ON requests (key) WHERE state != 'deleted';
 CREATE INDEX request_age ON requests (last_used) WHERE state = 'published';
 CREATE INDEX request_pending ON requests (generation) WHERE state != 'published';

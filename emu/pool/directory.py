@@ -102,12 +102,13 @@ class Directory:
             ) from None
         shared_tokens = len(run) * self._layout.block_tokens
         generation = db.execute(
-            "INSERT INTO requests (key, state, prompt_tokens, num_tokens, shared_tokens, blocks, hashes, last_used)"
-            " VALUES (?, 'reserved', ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO requests (key, state, prompt_tokens, num_tokens, append_tokens, shared_tokens, blocks,"
+            " hashes, last_used) VALUES (?, 'reserved', ?, ?, ?, ?, ?, ?, ?)",
             (
                 want.key,
                 want.num_tokens,
                 shared_tokens,
+                want.append_tokens,
                 shared_tokens,
                 space.pack_blocks(blocks),
                 b"".join(want.block_hashes),
@@ -258,7 +259,11 @@ class Directory:
                 or (entry.key, entry.blocks) != (descriptor.key, descriptor.blocks)
             ):
                 raise StaleDescriptor(
-                    device=self.device, key=descriptor.key, generation=descriptor.generation
+                    device=self.device,
+                    key=descriptor.key,
+                    generation=descriptor.generation,
+                    belongs_to=descriptor.device.hex(),
+                    uuid=self.pool.uuid.hex(),
                 )
             return self._add_lease(db, entry.generation)
 

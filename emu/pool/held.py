@@ -47,7 +47,9 @@ class HeldRequests:
         entry = lease.entry
         written = min(entry.num_tokens, entry.prompt_tokens)
         blocks = np.array(entry.blocks, np.int32)
-        slot = self.tables.add(blocks, entry.prompt_tokens, written, entry.num_tokens)
+        slot = self.tables.add(
+            blocks, entry.prompt_tokens, written, entry.num_tokens, entry.append_tokens
+        )
         held = Held(slot, lease.number, entry, may_append)
         self._by_slot[slot] = held
         self.set_append(held, may_append=may_append)

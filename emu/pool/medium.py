@@ -26,6 +26,25 @@ class Region:
     row_bytes: int
 
 
+@dataclass(slots=True)
+class Gather:
+    """The arguments of one KVStore.gather, checked.
+
+    Attributes:
+        slots: int64 [B].
+        tokens: int32 [B, k]; -1 pads.
+        out: uint8 [R, row_bytes].
+        out_rows: int32 [B, k], the row of out for each token; None: tokens[b, j] lands in out[b * k + j].
+        packed: the owner packs the rows into one message.
+    """
+
+    slots: SlotIds
+    tokens: TokenIds
+    out: Rows
+    out_rows: TokenIds | None = None
+    packed: bool = False
+
+
 class Medium(ABC):
     """One device's memory. Native faults (_native.SlotFault, _native.TokenFault) pass through to the pool.
 
@@ -56,20 +75,8 @@ class Medium(ABC):
         """Raw bytes, visible to other hosts on return (control path: the header)."""
 
     @abstractmethod
-    def gather(
-        self,
-        tables: _native.RowTables,
-        region: Region,
-        slots: SlotIds,
-        tokens: TokenIds,
-        out: Rows,
-        out_rows: TokenIds | None,
-        packed: bool,
-    ) -> int:
-        """KVStore.gather of one region; arguments are checked already. out is uint8 [R, row_bytes].
-
-        Without out_rows the row of tokens[b, j] lands in out[b * k + j]. Returns rows fetched.
-        """
+    def gather(self, tables: _native.RowTables, region: Region, wanted: Gather) -> int:
+        """KVStore.gather of one region; returns rows fetched."""
 
     @abstractmethod
     def scatter(

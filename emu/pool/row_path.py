@@ -9,7 +9,7 @@ import numpy as np
 
 from emu import _native
 from emu.errors import SlotStale, TokenMissing, UserError
-from emu.pool.medium import Region
+from emu.pool.medium import Gather, Region
 from emu.store import Stats, Timing, check_array
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class RowPath:
         _check_writable(out)
         rows = int(np.count_nonzero(tokens >= 0)) if self._timing is not None else 0
         with self._charged("read", rows, rows * region.row_bytes):
-            return self._gather(region, slots, tokens, out, out_rows, packed)
+            return self._gather(region, Gather(slots, tokens, out, out_rows, packed))
 
     def fetch(self, slot: int, component: str, start: int, out: Rows) -> None:
         """KVStore.fetch."""
@@ -96,7 +96,7 @@ class RowPath:
         with self._charged("read", rows, rows * row_bytes):
             for index in range(len(layers)):
                 region = self._regions[first.number + index]
-                self._gather(region, slots, tokens, out[index], None, False)
+                self._gather(region, Gather(slots, tokens, out[index]))
 
     def append(
         self, slots: SlotIds, layer: int, start: TokenIds, rows: Rows, component: str
@@ -113,19 +113,9 @@ class RowPath:
         self.counters.rows_written += count
         self.counters.bytes_written += rows.nbytes
 
-    def _gather(
-        self,
-        region: Region,
-        slots: SlotIds,
-        tokens: TokenIds,
-        out: Rows,
-        out_rows: TokenIds | None,
-        packed: bool,
-    ) -> int:
+    def _gather(self, region: Region, wanted: Gather) -> int:
         try:
-            rows = self._medium.gather(
-                self._held.tables, region, slots, tokens, out, out_rows, packed
-            )
+            rows = self._medium.gather(self._held.tables, region, wanted)
         except _native.SlotFault as fault:
             raise SlotStale(fault.args[0], device=self._medium.name) from None
         except _native.TokenFault as fault:

@@ -153,7 +153,7 @@ def _path(where: str, value: object) -> str:
 
 def _profile(where: str, value: object) -> str:
     text = _typed(where, value, str, "a text")
-    from emu.timing.profile import load_system
+    from emu.timing.profile_file import load_system
 
     try:
         load_system(text)

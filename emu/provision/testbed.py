@@ -186,7 +186,8 @@ class Testbed:
             Exit status (128 + N after signal N), stdout and stderr.
 
         Raises:
-            UserError: no such host, or no such program.
+            UserError: no such host.
+            ProgramError: no such program, or one that cannot be run.
             subprocess.TimeoutExpired: it took longer.
         """
         out, err = bytearray(), bytearray()

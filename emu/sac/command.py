@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,16 @@ from emu.sac.plan import (
     place,
 )
 from emu.sac.progress import TerminalProgress
-from emu.sac.report import FILES, FULL_WIDTH, table, write_files
+from emu.sac.report import (
+    FULL_WIDTH,
+    clear_results,
+    pace_line,
+    result_files,
+    table,
+    write_files,
+)
 from emu.sac.session import Session, Setting, work_units
-from emu.timing.profile import DEFAULT_SYSTEM
+from emu.timing.profile_file import DEFAULT_SYSTEM
 from emu.timing.system import System
 from emu.trace.generate import GenerateOptions, generate
 from emu.trace.read import read_trace
@@ -47,6 +54,8 @@ if TYPE_CHECKING:
     from emu.trace.request import Request
 
 DEFAULT_DEVICES = 4
+DEFAULT_OUTPUT_TOKENS = 16
+"""Of the generated trace: its own lengths have a median of 350, and a first look should take a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class RunOptions:
     trace_path: Path | None
     requests: int
     context: int
-    output_tokens: int
+    output_tokens: int | None
     skip_bad: bool
     hbm_bytes: int
     time_mode: str
@@ -173,7 +182,9 @@ def _run_name() -> str:
 def _requests(spec: RunSpec, options: RunOptions) -> tuple[list[Request], int]:
     """The requests of the trace, cut to size, and how many lines were skipped."""
     context, output_tokens = options.context, options.output_tokens
-    if output_tokens > context - 2:
+    if output_tokens is None and options.trace_path is None:
+        output_tokens = DEFAULT_OUTPUT_TOKENS
+    if output_tokens is not None and output_tokens > context - 2:
         raise UserError(
             f"{output_tokens} output tokens leave no prompt in a context of {context}",
             remedy=f"use --context {output_tokens + 2} or more, or fewer --output-tokens",
@@ -193,8 +204,10 @@ def _requests(spec: RunSpec, options: RunOptions) -> tuple[list[Request], int]:
     else:
         read = read_trace(path, limit=options.requests, skip_bad=options.skip_bad)
         trace, skipped = read.requests, len(read.skipped)
+    # A prompt needs two tokens: one to cache, and the first input of decode.
+    fitting = [replace(r, output_tokens=min(r.output_tokens, context - 2)) for r in trace]
     return shape(
-        trace, context=context, output_tokens=output_tokens, limit=options.requests
+        fitting, context=context, output_tokens=output_tokens, limit=options.requests
     ), skipped
 
 
@@ -226,6 +239,8 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
             f"{len(plan.requests)} requests, prompts of up to {longest} tokens, {outputs[0]} to {outputs[-1]} output "
             "tokens (--requests, --context, --output-tokens)"
         )
+        if line := pace_line(runs):
+            console.print(line, soft_wrap=True)
         if plan.skipped_lines:
             console.print(f"{plan.skipped_lines} malformed lines of the trace were skipped")
         if out is not None:
@@ -269,7 +284,10 @@ def run_command(options: RunOptions) -> None:
             pool_bytes=plan.pool_bytes,
             copy_bytes=plan.copy_bytes,
         )
-        runs = execute(plan, Setting(media, bed, _make_directories(out)))
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            clear_results(out)
+        runs = execute(plan, Setting(media, bed, out))
     show(runs, plan, out, as_json=options.as_json)
 
 
@@ -337,17 +355,11 @@ def _output_directory(out: Path | None) -> Path | None:
         raise UserError(
             f"--out {out}: {existing} is a file, or leads nowhere", remedy="name a directory"
         )
-    for name in FILES:
-        if (out / name).is_dir():
-            raise UserError(f"--out {out}: {out / name} is a directory", remedy="name another one")
+    for path in result_files(out):
+        if path.is_dir():
+            raise UserError(f"--out {out}: {path} is a directory", remedy="name another one")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(
             f"--out {out}: no permission to write in {existing}", remedy="name another directory"
         )
-    return out
-
-
-def _make_directories(out: Path | None) -> Path | None:
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
     return out

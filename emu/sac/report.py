@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.table import Table
 
+from emu.sac.designs import DESIGNS
 from emu.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from matplotlib.figure import Figure
+
 Run = dict[str, Any]
 FILES = ("runs.jsonl", "comparison.png")
 """What write_files() makes."""
 
-
 FULL_WIDTH = 116
 """Columns of the whole table; a narrower terminal gets it without the byte counts."""
+
+
+def oplog_name(design: str) -> str:
+    """File name of a design's operation log."""
+    return f"ops-{design}.jsonl"
+
+
+def selections_name(request: int | str) -> str:
+    """File name of a request's recorded selections."""
+    return f"selections-{request}.npz"
+
+
+def result_files(directory: Path) -> list[Path]:
+    """Every file that some run may write there, whether it is there or not; of selections, those that are there."""
+    fixed = [directory / name for name in (*FILES, *map(oplog_name, DESIGNS))]
+    return fixed + sorted(directory.glob(selections_name("[0-9]*")))
+
+
+def clear_results(directory: Path) -> None:
+    """Remove what an earlier run wrote there, and nothing else: results of two runs must not lie side by side."""
+    for path in result_files(directory):
+        path.unlink(missing_ok=True)
 
 
 def clock_label(clock: dict[str, Any]) -> str:
@@ -28,11 +53,23 @@ def clock_label(clock: dict[str, Any]) -> str:
     if clock["mode"] == "off":
         return "host time of this machine (mode off): nothing is modelled"
     if clock["mode"] == "paced":
-        return (
-            f"host time / {clock['dilation']:g}, paced to the model of {clock['profile']}; this machine can pace "
-            f"{clock['paceable_gb_per_s']:.1f} GB/s, it was late by up to {clock['late_ns'] / 1e6:.1f} ms"
-        )
+        return f"host time / {clock['dilation']:g}, paced to the model of {clock['profile']}"
     return f"model time of {clock['profile']} (mode {clock['mode']})"
+
+
+def pace_line(runs: Sequence[Run]) -> str:
+    """Whether this machine kept up with the model, over all designs; "" where it did not have to."""
+    clock = runs[0]["clock"]
+    if clock["mode"] != "paced":
+        return ""
+    worst = max(runs, key=lambda run: run["clock"]["late_ns"])
+    needed = max(run["clock"]["dilation_to_hold"] for run in runs)
+    held = needed <= clock["dilation"]
+    return (
+        f"this machine can pace {clock['paceable_gb_per_s']:.1f} GB/s at --dilation {clock['dilation']:g}; "
+        f"it was late by up to {worst['clock']['late_ns'] / 1e6:.2f} ms ({worst['backend']}), "
+        + ("and held" if held else f"--dilation {math.ceil(needed)} would have held")
+    )
 
 
 def table(runs: Sequence[Run], width: int = FULL_WIDTH) -> Table:
@@ -79,19 +116,17 @@ def write_files(runs: Sequence[Run], directory: Path) -> list[Path]:
     """runs.jsonl and comparison.png; the files written."""
     lines, picture = (directory / name for name in FILES)
     lines.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    _plot(runs, picture)
+    plot(runs).savefig(picture, dpi=120)
     return [lines, picture]
 
 
-def _plot(runs: Sequence[Run], path: Path) -> None:
+def plot(runs: Sequence[Run]) -> Figure:
     """TTFT and TBT, each split into waiting for bytes and the rest, and throughput."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     names = [run["backend"] for run in runs]
-    figure, (ttft, tbt, throughput) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    ttft, tbt, throughput = figure.subplots(1, 3)
     for axes, metric, title in (
         (ttft, "ttft", "time to first token"),
         (tbt, "tbt", "time between tokens"),
@@ -102,12 +137,14 @@ def _plot(runs: Sequence[Run], path: Path) -> None:
         axes.bar(names, rest, label="compute and queue", color="#b8c4d0")
         axes.bar(names, waiting, bottom=rest, label="waiting for bytes", color="#c0504d")
         axes.set(title=f"{title}, median", ylabel="ms")
-        axes.legend(frameon=False)
     throughput.bar(names, [run["throughput_tok_s"] for run in runs], color="#4f81bd")
     throughput.set(title="throughput", ylabel="tokens per second")
     for axes in (ttft, tbt, throughput):
-        axes.tick_params(axis="x", rotation=30)
+        for label in axes.get_xticklabels():
+            label.set(rotation=30, ha="right", rotation_mode="anchor")
         axes.spines[["top", "right"]].set_visible(False)
+    # One legend below the axes: inside them it would lie on the bars of some run.
+    handles, labels = ttft.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=2, frameon=False)
     figure.suptitle(clock_label(runs[0]["clock"]), fontsize=10)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return figure

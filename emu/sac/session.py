@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from emu.sac.figures import Verdict, run_figures
 from emu.sac.media import Media, pool_urls
 from emu.sac.processes import Call, WorkerProcess, call_all
+from emu.sac.report import oplog_name
 from emu.sac.sequence import Record
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Session:
             "design": design.name,
             "deliveries": deliveries,
             "copy_bytes": self._setting.media.copy_bytes,
-            "oplog": str(oplog_dir / f"ops-{design.name}.jsonl") if oplog_dir else "",
+            "oplog": str(oplog_dir / oplog_name(design.name)) if oplog_dir else "",
             "recordings": str(oplog_dir) if oplog_dir else "",
         }
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from emu.errors import UserError
+from emu.suggest import unknown
 from emu.timing.actors import Actor, ActorLoop, Op, Program, Signal
 from emu.timing.oplog import OpLog, OpRow
 from emu.timing.pace import HostPace
-from emu.timing.profile import unknown
 
 if TYPE_CHECKING:
     from emu.timing.system import Path, System

@@ -9,10 +9,11 @@ import numpy as np
 
 from emu import _native
 from emu.errors import UserError
-from emu.timing.profile import DEFAULT_SYSTEM, SystemProfile, load_system, unknown
+from emu.suggest import unknown
+from emu.timing.profile_file import DEFAULT_SYSTEM, load_system
 
 if TYPE_CHECKING:
-    from emu.timing.profile import ComputeModel, LinkModel, PathSpec
+    from emu.timing.profile import ComputeModel, LinkModel, PathSpec, SystemProfile
 
 
 @dataclass(frozen=True, slots=True)
