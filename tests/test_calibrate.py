@@ -16,7 +16,7 @@ from emu.calibrate.measured import (
 )
 from emu.cli.main import cli
 from emu.errors import UserError
-from emu.timing.profile import load_media
+from emu.timing.profile_file import load_media
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -79,7 +80,9 @@ def test_every_design_is_exact_and_takes_the_sparse_path(
     assert tbt_bytes["cxl"] < tbt_bytes["rdma-gather"] < tbt_bytes["rdma-sparse"]
     assert runs["rdma"]["local_bytes_modelled"] > runs["cxl"]["local_bytes_modelled"]
     written = sorted(path.name for path in out.iterdir())
-    assert written == sorted(["comparison.png", "runs.jsonl", *(f"ops-{n}.jsonl" for n in names)])
+    logs = [f"ops-{n}.jsonl" for n in names]
+    selections = [f"selections-{n}.npz" for n in range(8)]
+    assert written == sorted(["comparison.png", "runs.jsonl", *logs, *selections])
     assert leftovers(home) == []
 
 
@@ -141,6 +144,8 @@ def test_out_holds_the_results_of_one_run_and_what_was_not_ours(home: Home, tmp_
     figures(home, f"--backend cxl,dram --out {out} {QUICK}")
     (out / "notes.txt").write_text("mine")
     (out / "ops-old.jsonl").write_text("mine too")
+    (out / "selections-99.npz").write_text("of a longer run")
+    (out / "selections-mine.npz").write_text("mine")
     elsewhere = tmp_path / "elsewhere.jsonl"
     elsewhere.write_text("not here")
     (out / "ops-rdma.jsonl").symlink_to(elsewhere)
@@ -150,12 +155,16 @@ def test_out_holds_the_results_of_one_run_and_what_was_not_ours(home: Home, tmp_
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     figures(home, f"--backend hbm --out {out} {QUICK}")
     left = {path.name: path.read_text(errors="replace") for path in out.iterdir()}
-    assert sorted(left) == [
+    numbered = {name for name in left if re.fullmatch(r"selections-\d+\.npz", name)}
+    assert "selections-0.npz" in numbered
+    assert "selections-99.npz" not in numbered
+    assert sorted(left.keys() - numbered) == [
         "comparison.png",
         "notes.txt",
         "ops-hbm.jsonl",
         "ops-old.jsonl",
         "runs.jsonl",
+        "selections-mine.npz",
     ]
     assert (left["notes.txt"], left["ops-old.jsonl"]) == ("mine", "mine too")
     assert [json.loads(line)["backend"] for line in left["runs.jsonl"].splitlines()] == ["hbm"]

@@ -38,11 +38,11 @@ MAY_IMPORT = {
     | {"json_output", "suggest", "_native", "registry", "server", "timing", "trace", "provision"}
     | {"locality"},
     "bench": FOUNDATION | {"_native", "registry", "server"},
-    "locality": FOUNDATION | {"timing", "_native"},
-    "sim": FOUNDATION | {"sac", "locality", "timing", "trace", "_native"},
+    "locality": FOUNDATION | {"suggest", "timing", "_native"},
+    "sim": FOUNDATION | {"suggest", "sac", "locality", "timing", "trace", "_native"},
     "capacity": FOUNDATION | {"sac", "sim"},
     "calibrate": {"errors", "timing"},
-    "study": FOUNDATION | {"sac", "sim", "capacity", "locality", "timing"},
+    "study": FOUNDATION | {"suggest", "sac", "sim", "capacity", "locality", "timing"},
 }
 
 

@@ -217,7 +217,7 @@ def test_parameters_have_a_range_and_a_source() -> None:
 
 
 def test_the_parameters_are_those_of_the_profile() -> None:
-    from emu.timing.profile import load_system
+    from emu.timing.profile_file import load_system
 
     profile = load_system("sac-server")
     for parameter in PARAMETERS:

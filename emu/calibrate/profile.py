@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from emu.errors import UserError
-from emu.timing.profile import Figure, LinkModel, load_media
+from emu.timing.profile import Figure, LinkModel
+from emu.timing.profile_file import load_media
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -55,7 +55,7 @@ _FILE = click.Path(path_type=Path)
 def command(**options: Any) -> None:
     """Make a media profile, with intervals, from Intel MLC, perftest or emu's own benchmark."""
     from emu.calibrate.profile import media_profile
-    from emu.timing.profile import load_media
+    from emu.timing.profile_file import load_media
 
     out: Path = options["out"]
     if out.suffix != ".toml":

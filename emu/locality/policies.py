@@ -13,7 +13,7 @@ import numpy as np
 
 from emu import _native
 from emu.errors import UserError
-from emu.timing.profile import unknown
+from emu.suggest import unknown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from emu.errors import UserError
 from emu.layout import Component, KVLayout
 from emu.sac.row_format import index_row_bytes, kv_row_bytes
-from emu.timing.profile import unknown
+from emu.suggest import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

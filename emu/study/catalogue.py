@@ -10,7 +10,7 @@ from emu.study import beluga, candidates, sac_reads, sac_rounds, sac_scaling, xm
 from emu.study.result import ORIGINS
 from emu.study.sac import PARAMETERS, STRUCTURE, SacModel
 from emu.study.sensitivity import Sensitivity, sensitivity
-from emu.timing.profile import unknown
+from emu.suggest import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
