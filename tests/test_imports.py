@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "layout": set(),
     "host_memory": {"errors", "units"},
     "devdax": set(),
-    "process": set(),
+    "process": {"errors"},
     "store": {"layout", "descriptor_wire"},  # the wire form late: it makes descriptors
     "descriptor_wire": {"errors", "store"},
     "suggest": {"errors"},
