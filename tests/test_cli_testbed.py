@@ -216,6 +216,31 @@ def test_status_notices_devices_that_shrank_grew_or_are_gone(
     assert existing.stat().st_size == 3 << 20
 
 
+@pytest.mark.parametrize("how", ["text", "dots", "symbolic link", "hard link"])
+def test_one_device_under_two_names_is_refused(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]], how: str
+) -> None:
+    device, other = home.run / "device", home.run / "other"
+    device.write_bytes(bytes(1 << 20))
+    match how:
+        case "text":
+            other = device
+        case "dots":
+            other = home.run / ".." / home.run.name / "device"
+        case "symbolic link":
+            other.symlink_to(device)
+        case "hard link":
+            other.hardlink_to(device)
+    spec = home.run / "spec.toml"
+    spec.write_text(f'[[device]]\npath = "{device}"\n[[device]]\npath = "{other}"\n')
+    before = sorted(home.run.iterdir())
+    for dry_run in ([], ["--dry-run"]):
+        code, out, err = run_emu("up", "-f", spec, "--dir", home.run, *dry_run)
+        assert (code, out) == (1, "")
+        assert f"devices {device} and {other} are the same device" in err
+    assert sorted(home.run.iterdir()) == before
+
+
 def test_exec_of_what_cannot_be_run_ends_as_a_shell_does(
     home: Home, run_emu: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:

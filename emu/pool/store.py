@@ -61,6 +61,7 @@ class PoolStore(KVStore):
         except BaseException:
             medium.close()
             raise
+        medium.header = self._directory.pool.to_bytes()
         self._held = HeldRequests(layout, medium.name)
         self._rows = RowPath(
             medium,
@@ -294,6 +295,7 @@ class PoolStore(KVStore):
     def publish(self, key: str) -> Descriptor:
         """See KVStore.publish; a published key that this store does not hold is described as it stands."""
         self._usable()
+        self._medium.check()
         entry = self._find_all([key])[key]
         held = self._held_entry(entry)
         if held is not None:

@@ -285,8 +285,7 @@ def _devices(
         )
         for number, device in enumerate(listed)
     )
-    _refuse_twins("serial", [str(device.serial) for device in devices])
-    _refuse_twins("path", [device.path for device in devices if device.path])
+    _refuse_twins([device.serial for device in devices])
     return devices
 
 
@@ -297,11 +296,11 @@ def _device_size(device: Mapping[str, Any], given: int | None) -> int | None:
     return given or device.get("size", DEFAULT_DEVICE_BYTES)
 
 
-def _refuse_twins(what: str, values: list[str]) -> None:
-    for value in values:
-        if values.count(value) > 1:
+def _refuse_twins(serials: list[int]) -> None:
+    for serial in serials:
+        if serials.count(serial) > 1:
             raise UserError(
-                f"two devices have the {what} {value}", remedy=f"give each its own {what}"
+                f"two devices have the serial {serial}", remedy="give each its own serial"
             )
 
 
