@@ -14,7 +14,7 @@ import numpy as np
 from emu import _native, numa
 from emu.devdax import devdax_bytes, identity
 from emu.errors import HostError, MediumError, UserError
-from emu.host_memory import occupies_memory
+from emu.host_memory import occupies_memory, require_free
 from emu.layout import LINE_BYTES
 from emu.pool.medium import Gather, Medium, Region
 from emu.units import format_size
@@ -195,6 +195,7 @@ class MappedMedium(Medium):
 
     def buffer(self, nbytes: int) -> Rows:
         """See Medium.buffer."""
+        require_free(nbytes, "a buffer")
         room = np.zeros(nbytes + LINE_BYTES, np.uint8)
         start = -room.ctypes.data % LINE_BYTES
         return room[start : start + nbytes]

@@ -339,3 +339,10 @@ def test_kills_while_formatting_leave_a_device_that_opens(device, place):
             with pytest.raises(StoreFull):
                 store.reserve("b", 13 * 64)
             store.delete(["a"])
+
+
+def test_two_threads_on_one_store_are_told_so_and_no_file_is_blamed(place):
+    with place.open() as store, store._directory._database.transaction():
+        with pytest.raises(UserError, match="one store per thread") as refused:
+            store.exists(["a"])
+        assert "remove" not in str(refused.value)

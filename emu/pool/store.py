@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from emu.errors import (
+    ArgumentTypeError,
     KeyMissing,
     LayoutMismatch,
     StoreClosed,
@@ -16,14 +18,14 @@ from emu.errors import (
     UserError,
 )
 from emu.pool.directory import Directory
-from emu.pool.held import HeldRequests
+from emu.pool.held import HeldRequests, whole_number
 from emu.pool.records import Wanted
 from emu.pool.row_path import RowPath
 from emu.pool.space import HASH_BYTES
 from emu.store import Capability, Descriptor, KVStore, Reservation, Stats, check_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from emu.layout import KVLayout
     from emu.pool.held import Held
@@ -96,6 +98,7 @@ class PoolStore(KVStore):
     def buffer(self, nbytes: int) -> Rows:
         """See KVStore.buffer."""
         self._usable()
+        nbytes = whole_number("nbytes", nbytes)
         if nbytes < 0:
             raise UserError(f"a buffer of {nbytes} bytes", remedy="ask for 0 or more")
         return self._medium.buffer(nbytes)
@@ -112,6 +115,10 @@ class PoolStore(KVStore):
         """See KVStore.reserve."""
         self._usable()
         self._medium.check()
+        if isinstance(block_hashes, (str, bytes)) or not isinstance(block_hashes, Iterable):
+            raise ArgumentTypeError(
+                f"block_hashes: got a {type(block_hashes).__name__}", remedy="give a list of bytes"
+            )
         want = Wanted(key, num_tokens, tuple(block_hashes), append_tokens)
         self._check_wanted(want)
         (lease,) = self._directory.reserve([want])
@@ -137,8 +144,8 @@ class PoolStore(KVStore):
                 remedy="only full prompt blocks can be shared",
             )
         for block_hash in want.block_hashes:
-            if len(block_hash) != HASH_BYTES:
-                raise UserError(
+            if not isinstance(block_hash, bytes) or len(block_hash) != HASH_BYTES:
+                raise ArgumentTypeError(
                     f"request {want.key!r}: {block_hash!r} is no block hash",
                     remedy=f"a chain hash is {HASH_BYTES} bytes",
                 )
@@ -193,6 +200,11 @@ class PoolStore(KVStore):
     def _check_value(self, name: str, value: Mapping[str, Rows], num_tokens: int | None) -> int:
         """Check one request's arrays; returns its tokens."""
         wanted = {component.name for component in self.layout.components}
+        if not isinstance(value, Mapping):
+            raise ArgumentTypeError(
+                f"{name}: got a {type(value).__name__}",
+                remedy=f"give a dict with an array for each of {sorted(wanted)}",
+            )
         if set(value) != wanted:
             raise UserError(
                 f"{name}: got components {sorted(value)}, wanted {sorted(wanted)}",
@@ -277,6 +289,7 @@ class PoolStore(KVStore):
         """See KVStore.fetch."""
         self._usable()
         self._held.get(slot)
+        start = whole_number("start", start)
         self._rows.fetch(slot, component, start, out)
 
     def append(
@@ -324,6 +337,11 @@ class PoolStore(KVStore):
     def attach(self, descriptor: Descriptor) -> int:
         """See KVStore.attach; the slot holds what is published now, which may be more than the descriptor says."""
         self._usable()
+        if not isinstance(descriptor, Descriptor):
+            raise ArgumentTypeError(
+                f"attach: got a {type(descriptor).__name__}",
+                remedy="give a Descriptor; Descriptor.from_bytes() reads the wire form",
+            )
         self._medium.check()
         if descriptor.layout != self.layout.fingerprint():
             raise LayoutMismatch(
@@ -364,11 +382,18 @@ class PoolStore(KVStore):
 
 
 def _check_keys(keys: Sequence[str]) -> None:
+    if not isinstance(keys, Sized) or not isinstance(keys, Iterable):
+        raise ArgumentTypeError(f"keys: got a {type(keys).__name__}", remedy="give a list of keys")
     if isinstance(keys, str):
         raise UserError(f"got the string {keys!r} for a list of keys", remedy=f"write [{keys!r}]")
 
 
 def _check_pairs(name: str, keys: Sequence[str], values: Sequence[object]) -> None:
+    if not isinstance(keys, Sized) or not isinstance(values, Sized):
+        raise ArgumentTypeError(
+            f"got a {type(keys).__name__} and a {type(values).__name__}",
+            remedy=f"give a list of keys and a list of {name}",
+        )
     if isinstance(keys, str) or len(keys) != len(values):
         raise UserError(
             f"got {len(keys)} keys and {len(values)} {name}",
