@@ -136,10 +136,7 @@ class Database:
 
     @contextmanager
     def _begin(self) -> Iterator[sqlite3.Connection]:
-        if self._connection.in_transaction:
-            raise UserError(
-                f"{self.device}: two threads use one store", remedy="open one store per thread"
-            )
+        self._refuse_second_thread()
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield self._connection
@@ -148,6 +145,12 @@ class Database:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+
+    def _refuse_second_thread(self) -> None:
+        if self._connection.in_transaction:
+            raise UserError(
+                f"{self.device}: two threads use one store", remedy="open one store per thread"
+            )
 
     def close(self) -> None:
         """Close the connection; closing twice is allowed."""

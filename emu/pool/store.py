@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -115,10 +115,7 @@ class PoolStore(KVStore):
         """See KVStore.reserve."""
         self._usable()
         self._medium.check()
-        if isinstance(block_hashes, (str, bytes)) or not isinstance(block_hashes, Iterable):
-            raise ArgumentTypeError(
-                f"block_hashes: got a {type(block_hashes).__name__}", remedy="give a list of bytes"
-            )
+        _check_list("block_hashes", block_hashes)
         want = Wanted(key, num_tokens, tuple(block_hashes), append_tokens)
         self._check_wanted(want)
         (lease,) = self._directory.reserve([want])
@@ -144,7 +141,7 @@ class PoolStore(KVStore):
                 remedy="only full prompt blocks can be shared",
             )
         for block_hash in want.block_hashes:
-            if not isinstance(block_hash, bytes) or len(block_hash) != HASH_BYTES:
+            if not _is_hash(block_hash):
                 raise ArgumentTypeError(
                     f"request {want.key!r}: {block_hash!r} is no block hash",
                     remedy=f"a chain hash is {HASH_BYTES} bytes",
@@ -221,14 +218,14 @@ class PoolStore(KVStore):
     def exists(self, keys: Sequence[str]) -> BoolMask:
         """See KVStore.exists."""
         self._usable()
-        _check_keys(keys)
+        _check_list("keys", keys)
         entries = self._directory.find(keys)
         return np.array([e is not None and e.state == "published" for e in entries], np.bool_)
 
     def delete(self, keys: Sequence[str]) -> int:
         """See KVStore.delete; this store's slots of the requests are stale at once."""
         self._usable()
-        _check_keys(keys)
+        _check_list("keys", keys)
         generations = self._directory.delete(keys)
         for generation in generations:
             for held in self._held.of(generation):
@@ -238,7 +235,7 @@ class PoolStore(KVStore):
     def slots(self, keys: Sequence[str]) -> SlotIds:
         """See KVStore.slots; takes a lease on what this store does not hold yet."""
         self._usable()
-        _check_keys(keys)
+        _check_list("keys", keys)
         found = {key: self._held_entry(entry) for key, entry in self._find_all(keys).items()}
         missing = [key for key, held in found.items() if held is None]
         leases = self._directory.lease(missing)
@@ -381,20 +378,22 @@ class PoolStore(KVStore):
         self._medium.reset_stats()
 
 
-def _check_keys(keys: Sequence[str]) -> None:
-    if not isinstance(keys, Sized) or not isinstance(keys, Iterable):
-        raise ArgumentTypeError(f"keys: got a {type(keys).__name__}", remedy="give a list of keys")
-    if isinstance(keys, str):
-        raise UserError(f"got the string {keys!r} for a list of keys", remedy=f"write [{keys!r}]")
+def _is_hash(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == HASH_BYTES
+
+
+def _check_list(name: str, values: object) -> None:
+    """A string is no list of keys, and bytes are no list of hashes."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Collection):
+        raise ArgumentTypeError(
+            f"{name}: got the {type(values).__name__} {values!r}", remedy="give a list"
+        )
 
 
 def _check_pairs(name: str, keys: Sequence[str], values: Sequence[object]) -> None:
-    if not isinstance(keys, Sized) or not isinstance(values, Sized):
-        raise ArgumentTypeError(
-            f"got a {type(keys).__name__} and a {type(values).__name__}",
-            remedy=f"give a list of keys and a list of {name}",
-        )
-    if isinstance(keys, str) or len(keys) != len(values):
+    _check_list("keys", keys)
+    _check_list(name, values)
+    if len(keys) != len(values):
         raise UserError(
             f"got {len(keys)} keys and {len(values)} {name}",
             remedy="give one for each key, in lists",
