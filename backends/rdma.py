@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +53,7 @@ class RdmaMedium(Medium):
         self._connection = NodeConnection(address, options)
         self.name = address
         self.size_bytes = self._connection.size_bytes
-        self.directory_path = f"{address}.directory"
+        self.directory_path = f"{Path(address).resolve()}.directory"
         self._numa_node = self._connection.facts["numa_node"] if numa_node is None else numa_node
         self._memory: list[_native.RegisteredMemory] = []
         try:
@@ -75,12 +76,13 @@ class RdmaMedium(Medium):
         self._connection.close()
 
     def check(self) -> None:
-        """Refuse a node that is gone.
+        """Refuse a node that is gone, or whose pool is another.
 
         Raises:
-            MediumError: it does not answer.
+            MediumError: it does not answer, or says what stands there.
         """
         self._connection.describe()
+        super().check()
 
     def buffer(self, nbytes: int) -> Rows:
         """Registered memory, uint8 [nbytes], page-aligned."""

@@ -24,6 +24,10 @@ class UserError(EmuError, ValueError):
     """A flag, spec file, trace or argument that cannot be right."""
 
 
+class ArgumentTypeError(UserError, TypeError):
+    """An argument of a wrong type."""
+
+
 class ProgramError(UserError):
     """A program that cannot be started on a host.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from contract_base import (
@@ -20,11 +22,13 @@ from contract_base import (
     write,
 )
 
-from emu import Capability
+from emu import Capability, Descriptor
 from emu.errors import (
+    HostError,
     KeyExists,
     KeyMissing,
     SlotStale,
+    StaleDescriptor,
     StoreClosed,
     StoreFull,
     TokenMissing,
@@ -238,3 +242,50 @@ class KeysContract(ContractBase):
     def test_a_device_is_as_large_as_it_was_made(self, store, raw):
         need(store, Capability.LOAD_STORE)
         assert len(raw(store)) == DEVICE_BYTES
+
+    def test_arguments_of_a_wrong_type_are_type_errors_of_ours(self, store):
+        store.put(["a"], [value("a", 70)])
+        slots = store.slots(["a"])
+        slot = int(slots[0])
+        tokens, out = np.zeros((1, 1), np.int32), np.zeros((1, 1, 656), np.uint8)
+        whole = np.zeros((3, 1, 656), np.uint8)
+        calls = [
+            *(lambda bad=bad: store.attach(bad) for bad in (None, b"x", "x", 5)),
+            *(lambda bad=bad: Descriptor.from_bytes(bad) for bad in (None, "x", 5, [1])),
+            *(
+                lambda bad=bad: store.reserve("b", 64, block_hashes=bad)
+                for bad in (None, b"x" * 16, "x" * 16, ["x" * 16], [5], [[0] * 16], [None])
+            ),
+            *(lambda bad=bad: store.gather(slots, bad, tokens, out) for bad in ([], {}, slots)),
+            *(
+                lambda bad=bad: store.gather(slots, 0, tokens, out, component=bad)
+                for bad in ([], {}, slots)
+            ),
+            *(lambda bad=bad: store.fetch(slot, "kv", bad, whole) for bad in (None, 1.5, "1", [1])),
+            *(lambda bad=bad: store.fetch(bad, "kv", 0, whole) for bad in (None, 0.5, [0])),
+            *(lambda bad=bad: store.length(bad) for bad in (None, 0.5, [1], np.arange(3))),
+            *(lambda bad=bad: store.detach(bad) for bad in (None, 0.5, [1])),
+            *(lambda bad=bad: store.put(["e"], [bad]) for bad in (None, 5, "kv", [1])),
+            *(lambda bad=bad: store.put(["e"], bad) for bad in (None, 5)),
+            *(lambda bad=bad: store.exists(bad) for bad in (None, 5)),
+            *(lambda bad=bad: store.buffer(bad) for bad in (None, 1.5, "1", [1])),
+        ]
+        for number, call in enumerate(calls):
+            with pytest.raises(UserError) as refused:
+                call()
+            assert isinstance(refused.value, TypeError), (number, refused.value)
+        assert store.exists(["a", "b", "e"]).tolist() == [True, False, False]
+
+    @pytest.mark.parametrize("nbytes", [1 << 50, 1 << 80])
+    def test_a_buffer_that_does_not_fit_says_so(self, store, nbytes):
+        with pytest.raises(HostError, match="memory"):
+            store.buffer(nbytes)
+
+    @pytest.mark.parametrize("generation", [2**63, 2**64 - 1])
+    def test_a_forged_generation_is_refused(self, store, generation):
+        store.put(["a"], [value("a", 10)])
+        forged = replace(store.publish("a"), generation=generation)
+        with pytest.raises(StaleDescriptor):
+            store.attach(forged)
+        with pytest.raises(UserError, match="impossible"):
+            Descriptor.from_bytes(forged.to_bytes())

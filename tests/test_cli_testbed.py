@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -214,6 +215,121 @@ def test_status_notices_devices_that_shrank_grew_or_are_gone(
         path.with_name("aside").rename(path)
     assert run_emu("down")[0] == 0
     assert existing.stat().st_size == 3 << 20
+
+
+@pytest.mark.parametrize("how", ["text", "dots", "symbolic link", "hard link"])
+def test_one_device_under_two_names_is_refused(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]], how: str
+) -> None:
+    device, other = home.run / "device", home.run / "other"
+    device.write_bytes(bytes(1 << 20))
+    match how:
+        case "text":
+            other = device
+        case "dots":
+            other = home.run / ".." / home.run.name / "device"
+        case "symbolic link":
+            other.symlink_to(device)
+        case "hard link":
+            other.hardlink_to(device)
+    spec = home.run / "spec.toml"
+    spec.write_text(f'[[device]]\npath = "{device}"\n[[device]]\npath = "{other}"\n')
+    before = sorted(home.run.iterdir())
+    for dry_run in ([], ["--dry-run"]):
+        code, out, err = run_emu("up", "-f", spec, "--dir", home.run, *dry_run)
+        assert (code, out) == (1, "")
+        assert f"devices {device} and {other} are the same device" in err
+    assert sorted(home.run.iterdir()) == before
+
+
+def test_down_says_what_stays_beside_a_device_of_the_user(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]]
+) -> None:
+    device, spec = home.run / "device", home.run / "spec.toml"
+    device.write_bytes(bytes(1 << 20))
+    spec.write_text(f'[[device]]\npath = "{device}"\n[rdma]\nmode = "off"\n')
+    assert run_emu("up", "-f", spec, "--dir", home.run)[0] == 0
+    pool = home.run / "device.directory"
+    pool.write_bytes(b"x")
+    code, out, _ = run_emu("down", "--json")
+    assert code == 0
+    assert [left for left in json.loads(out)["testbeds"][0]["left"] if str(pool) in left]
+    assert pool.read_bytes() == b"x"
+
+
+def test_a_lock_of_a_killed_command_goes_and_one_in_use_stays(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]]
+) -> None:
+    state = StateDirectory()
+    state.path.mkdir(parents=True)
+    stale, used = state.path / "stale.lock", state.path / "used.lock"
+    stale.touch()
+    with state.lock("used"):
+        assert run_emu("down", "--all")[0] == 0
+        assert not stale.exists()
+        assert used.exists()
+
+
+def test_a_state_directory_that_cannot_be_read_is_no_absence(
+    home: Home,
+    run_emu: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").touch()
+    with monkeypatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+        for verb in (["status"], ["down", "--all"], ["down"]):
+            code, _, err = run_emu(*verb)
+            assert code == 1
+            assert "cannot be read" in err
+
+
+def test_a_hostile_record_blocks_no_other_testbed(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert run_emu("up", "--cxl-devices", "1", "--device-size", "1M", "--dir", home.run)[0] == 0
+    bad = StateDirectory().record_path("bad")
+    for content in ("[" * 100_000, "null", "9" * 5_000):
+        bad.write_text(content)
+        code, out, _ = run_emu("status")
+        assert code == 0
+        assert "unreadable" in out
+        assert "default  up" in out
+        assert run_emu("env")[0] == 0
+    code, _, err = run_emu("down", "--all")
+    assert code == 1
+    assert "bad.json" in err
+    bad.unlink()
+    assert StateDirectory().names() == []
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_exec_runs_where_standard_streams_are_closed(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]], closed: tuple[int, ...]
+) -> None:
+    assert run_emu("up", "--cxl-devices", "1", "--device-size", "1M", "--dir", home.run)[0] == 0
+    ran = home.run / "ran"
+    program = f"import os, sys; open({str(ran)!r}, 'w').write(os.readlink('/proc/self/fd/0'))"
+    command = [
+        sys.executable,
+        "-m",
+        "emu.cli",
+        "exec",
+        "host0",
+        "--",
+        sys.executable,
+        "-c",
+        program,
+    ]
+    redirections = "".join(f" {fd}{'<' if fd == 0 else '>'}&-" for fd in closed)
+    shell = f"{shlex.join(command)}{redirections}"
+    done = subprocess.run(
+        shell, shell=True, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+    )
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert ran.read_text() == "/dev/null"
+    ran.unlink()
 
 
 def test_exec_of_what_cannot_be_run_ends_as_a_shell_does(

@@ -20,18 +20,19 @@ MAY_IMPORT = {
     "layout": set(),
     "host_memory": {"errors", "units"},
     "devdax": set(),
-    "process": set(),
+    "process": {"errors"},
     "store": {"layout", "descriptor_wire"},  # the wire form late: it makes descriptors
     "descriptor_wire": {"errors", "store"},
     "suggest": {"errors"},
     "json_output": set(),
+    "toml_file": {"errors"},
     "server": {"errors"},
     "registry": FOUNDATION,
     "numa": {"store", "_native"},
     "pool": FOUNDATION | {"descriptor_wire", "process", "_native"},
-    "timing": {"errors", "suggest", "process", "_native"},
+    "timing": {"errors", "suggest", "toml_file", "process", "_native"},
     "trace": {"errors"},
-    "provision": {"errors", "units", "suggest", "server", "registry", "timing"} | HOST,
+    "provision": {"errors", "units", "suggest", "toml_file", "server", "registry", "timing"} | HOST,
     "probes": {"errors", "units", "suggest", "host_memory", "numa", "provision", "_native"},
     "sac": FOUNDATION
     | HOST

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,9 +35,7 @@ def plan(page, directory, formatted=True, pids=(), size_bytes=DEVICE_BYTES):
     [
         (ZERO, None, False, Action.FORMAT),
         (PAGE.to_page(), PAGE, True, Action.USE),
-        (PAGE.to_page(), None, False, Action.FORMAT),  # its directory is gone
         (ZERO, PAGE, True, Action.FORMAT),  # the device was made anew
-        (replace(PAGE, uuid=b"v" * 16).to_page(), PAGE, True, Action.FORMAT),
         (OTHER.to_page(), OTHER, True, Action.FORMAT),
         (ZERO, PAGE, False, Action.FINISH),
         (TORN, PAGE, False, Action.FINISH),
@@ -44,6 +45,15 @@ def plan(page, directory, formatted=True, pids=(), size_bytes=DEVICE_BYTES):
 )
 def test_what_opening_does(page, directory, formatted, action):
     assert plan(page, directory, formatted) is action
+
+
+@pytest.mark.parametrize("page", [PAGE, OTHER, replace(PAGE, uuid=b"v" * 16)])
+@pytest.mark.parametrize("directory", [None, replace(PAGE, uuid=b"w" * 16)])
+@pytest.mark.parametrize("pids", [(), (7,)])
+def test_a_pool_without_its_directory_is_never_formatted(page, directory, pids):
+    with pytest.raises(MediumError, match="directory is not beside it") as refused:
+        plan(page.to_page(), directory, directory is not None, pids)
+    assert refused.value.status == "DIRECTORY_ELSEWHERE"
 
 
 def test_a_device_that_grew_keeps_its_geometry():
@@ -98,6 +108,15 @@ def device(tmp_path):
     path = tmp_path / "cxl0"
     path.write_bytes(bytes(DEVICE_BYTES))
     return path
+
+
+@pytest.fixture
+def shm_device():
+    folder = Path(tempfile.mkdtemp(prefix="emu-test-", dir="/dev/shm"))
+    path = folder / "cxl0"
+    path.write_bytes(bytes(DEVICE_BYTES))
+    yield path
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -216,6 +235,65 @@ def test_a_truncated_device_is_an_error_not_a_signal(device, place):
                 call()
 
 
+@pytest.mark.parametrize("cut_bytes", [0, 4096, 8192, DEVICE_BYTES - 4096])
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="holes are told on tmpfs")
+def test_a_device_cut_and_grown_back_is_not_read_as_zeros(shm_device, cut_bytes):
+    with Place(f"cxl://{shm_device}", StoreOptions()).open() as store:
+        store.put(["a"], [value("a", 200)])
+        slots = store.slots(["a"])
+        os.truncate(shm_device, cut_bytes)
+        os.truncate(shm_device, DEVICE_BYTES)
+        refuse_everything(store, slots)
+
+
+def refuse_everything(store, slots):
+    out = np.zeros((1, 1, 656), np.uint8)
+    tokens = np.zeros((1, 1), np.int32)
+    for call in (
+        lambda: store.gather(slots, 2, tokens, out),
+        lambda: store.fetch(int(slots[0]), "kv", 0, np.zeros((3, 1, 656), np.uint8)),
+        lambda: store.get(["a"], [value("b", 200)]),
+        lambda: store.append(slots, 2, tokens[0], out),
+        lambda: store.reserve("b", 1),
+        lambda: store.put(["b"], [value("b", 1)]),
+        lambda: store.publish("a"),
+    ):
+        with pytest.raises(MediumError) as refused:
+            call()
+        assert refused.value.status in {"DEVICE_TRUNCATED", "POOL_REPLACED"}
+
+
+def test_a_header_overwritten_under_a_store_is_noticed(device, place):
+    """Whatever the file system, and whoever did it."""
+    with place.open() as store:
+        store.put(["a"], [value("a", 200)])
+        slots = store.slots(["a"])
+        with device.open("r+b") as file:
+            file.write(bytes(64))
+        refuse_everything(store, slots)
+
+
+def test_a_second_name_without_the_directory_is_refused(device, place):
+    other = device.with_name("other")
+    os.link(device, other)
+    with place.open() as store:
+        store.put(["a"], [value("a", 200)])
+        with pytest.raises(MediumError) as refused:
+            Place(f"cxl://{other}", StoreOptions()).open()
+        assert refused.value.status == "DIRECTORY_ELSEWHERE"
+        assert same(read(store, int(store.slots(["a"])[0]), 200), value("a", 200))
+
+
+def test_a_symbolic_link_is_the_same_pool(device, place):
+    other = device.with_name("other")
+    other.symlink_to(device)
+    with place.open() as store, Place(f"dram://{other}", StoreOptions()).open() as again:
+        store.put(["a"], [value("a", 200)])
+        again.put(["b"], [value("b", 200)])
+        assert store.exists(["a", "b"]).tolist() == [True, True]
+        assert same(read(store, int(store.slots(["a"])[0]), 200), value("a", 200))
+
+
 def open_and_tell(pipe, place, layout):
     pipe.recv()
     with replace(place, layout=layout).open() as store:
@@ -261,3 +339,10 @@ def test_kills_while_formatting_leave_a_device_that_opens(device, place):
             with pytest.raises(StoreFull):
                 store.reserve("b", 13 * 64)
             store.delete(["a"])
+
+
+def test_two_threads_on_one_store_are_told_so_and_no_file_is_blamed(place):
+    with place.open() as store, store._directory._database.transaction():
+        with pytest.raises(UserError, match="one store per thread") as refused:
+            store.exists(["a"])
+        assert "remove" not in str(refused.value)

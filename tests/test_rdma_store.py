@@ -92,6 +92,32 @@ class TestRdma(StoreContract):
         again = make_store()
         assert same(read(again, again.slots(["a"])[0], 64), value("a", 64))
 
+    def test_two_names_of_a_node_are_one_pool_or_refused(self, make_store, node, tmp_path):
+        store = make_store()
+        store.put(["a"], [value("a", 100)])
+        linked, hard = tmp_path / "linked.sock", tmp_path / "hard.sock"
+        linked.symlink_to(node.address)
+        os.link(node.address, hard)
+        with Place(f"rdma://{linked}", StoreOptions()).open() as again:
+            again.put(["b"], [value("b", 100)])
+        assert store.exists(["a", "b"]).tolist() == [True, True]
+        with pytest.raises(MediumError) as refused:
+            Place(f"rdma://{hard}", StoreOptions()).open()
+        assert refused.value.status == "DIRECTORY_ELSEWHERE"
+        assert same(read(store, int(store.slots(["a"])[0]), 100), value("a", 100))
+
+    def test_a_header_overwritten_under_a_store_is_noticed(self, store, node):
+        store.put(["a"], [value("a", 100)])
+        node.raw[:64] = 0
+        for call in (
+            lambda: store.reserve("b", 1),
+            lambda: store.put(["b"], [value("b", 1)]),
+            lambda: store.publish("a"),
+        ):
+            with pytest.raises(MediumError) as refused:
+                call()
+            assert refused.value.status == "POOL_REPLACED"
+
     def test_a_new_node_at_the_same_path_is_empty(self, make_store, node):
         store = make_store()
         store.put(["a"], [value("a", 64)])

@@ -26,6 +26,8 @@ def command(name: str | None, every: bool, dry_run: bool, as_json: bool) -> None
     if every and name:
         raise click.UsageError("give NAME or --all, not both")
     state = StateDirectory()
+    if not dry_run:
+        state.remove_stale_locks()
     rows, failures = [], []
     for each in state.names() if every else [resolve_name(name, state)]:
         try:

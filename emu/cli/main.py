@@ -29,6 +29,9 @@ VERBS = {
 }
 
 
+_LINE_LENGTH = 1000
+
+
 class VerbGroup(click.Group):
     """Loads emu/cli/<verb>.py on first use, so that `emu status` never imports torch."""
 
@@ -82,8 +85,7 @@ def main() -> None:
 
     A program that cannot be started gives a shell's 127 or 126: `emu exec` stands where a shell would.
     """
-    if sys.stdout is None:  # closed by the caller (>&-): there is nowhere to print to
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    _open_standard_streams()
     try:
         try:
             cli.main(prog_name="emu")
@@ -98,5 +100,20 @@ def main() -> None:
         sys.exit(1)
 
 
+def _open_standard_streams() -> None:
+    """Those that the caller closed (<&-, >&-) lead nowhere; else a file opened later would get their numbers."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            os.set_inheritable(opened, True)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def _one_line(error: EmuError) -> str:
-    return " ".join(str(error).split())
+    """The message; of one that repeats a huge input, its beginning and its end."""
+    line = " ".join(str(error).split())
+    return line if len(line) <= _LINE_LENGTH else f"{line[:700]} ... {line[-250:]}"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emu.errors import HostError, MediumError
+from emu.errors import HostError, MediumError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,6 +136,7 @@ class Database:
 
     @contextmanager
     def _begin(self) -> Iterator[sqlite3.Connection]:
+        self._refuse_second_thread()
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield self._connection
@@ -144,6 +145,12 @@ class Database:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+
+    def _refuse_second_thread(self) -> None:
+        if self._connection.in_transaction:
+            raise UserError(
+                f"{self.device}: two threads use one store", remedy="open one store per thread"
+            )
 
     def close(self) -> None:
         """Close the connection; closing twice is allowed."""
@@ -156,7 +163,9 @@ class Database:
             remedy = "look for a stopped process that has the device open"
         else:
             message = f"{self.path or self.device}: the pool's directory is unusable: {error}"
-            remedy = "check that the folder is writable; remove a damaged directory file"
+            remedy = "check that the folder is writable and not full"
+            if status.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+                remedy = "it is damaged: remove it once nobody uses the device"
         return MediumError(message, device=self.device, status=status, remedy=remedy)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from emu.descriptor_wire import MAX_GENERATION
 from emu.errors import KeyExists, KeyMissing, MediumError, StaleDescriptor, StoreFull, UserError
 from emu.pool import records, space
 from emu.pool.database import Database
@@ -251,7 +252,8 @@ class Directory:
             StaleDescriptor: it is gone, or was on another pool.
         """
         with self._transaction() as db:
-            entry = records.entry_of(db, descriptor.generation)
+            known = 0 <= descriptor.generation <= MAX_GENERATION
+            entry = records.entry_of(db, descriptor.generation) if known else None
             if (
                 descriptor.device != self.pool.uuid
                 or entry is None

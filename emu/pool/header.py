@@ -35,10 +35,14 @@ class Header:
     layout: bytes
     num_blocks: int
 
+    def to_bytes(self) -> bytes:
+        """What the page begins with; the rest of it is zero."""
+        body = _BODY.pack(MAGIC, VERSION, 0, self.uuid, self.layout, self.num_blocks)
+        return body + _CRC.pack(zlib.crc32(body))
+
     def to_page(self) -> bytes:
         """The page, HEADER_BYTES long."""
-        body = _BODY.pack(MAGIC, VERSION, 0, self.uuid, self.layout, self.num_blocks)
-        return (body + _CRC.pack(zlib.crc32(body))).ljust(HEADER_BYTES, b"\0")
+        return self.to_bytes().ljust(HEADER_BYTES, b"\0")
 
 
 def parse_page(page: bytes) -> Header | None:

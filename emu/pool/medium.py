@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from emu.errors import MediumError
+
 if TYPE_CHECKING:
     from emu import _native
     from emu.store import Rows, SlotIds, Stats, TokenIds
@@ -52,11 +54,13 @@ class Medium(ABC):
         name: for messages.
         size_bytes: the device's size, header included.
         directory_path: where the pool's directory of this device lies ("" for memory that no other process sees).
+        header: what the device begins with while the pool on it is the one that was opened; b"" before that.
     """
 
     name: str
     size_bytes: int
     directory_path: str
+    header: bytes = b""
 
     @abstractmethod
     def close(self) -> None:
@@ -87,12 +91,25 @@ class Medium(ABC):
         Refuses tokens below a request's shared_tokens (_native.TokenFault) before anything is written.
         """
 
-    def check(self) -> None:  # noqa: B027  (a medium without a path has nothing to check)
-        """Refuse a device that was replaced since it was opened; called before requests are reserved or attached.
+    def check(self) -> None:
+        """Refuse a device that was replaced, cut or formatted since it was opened.
+
+        Called before requests are reserved, published or attached.
 
         Raises:
             MediumError: says what stands there now.
         """
+        if self.header and self.read(0, len(self.header)) != self.header:
+            raise self.header_gone()
+
+    def header_gone(self) -> MediumError:
+        """The error for a device that does not begin with the header any more."""
+        return MediumError(
+            f"{self.name}: the pool that was opened is not on the device any more: it was formatted anew, or cut",
+            device=self.name,
+            status="POOL_REPLACED",
+            remedy="open the store again",
+        )
 
     @abstractmethod
     def add_stats(self, stats: Stats) -> None:

@@ -52,7 +52,8 @@ def plan_opening(found: Found, layout: KVLayout, device: str, size_bytes: int) -
 
     Raises:
         UserError: the device is too small.
-        MediumError: a foreign or damaged page, or a device that was replaced or cut under living holders.
+        MediumError: a foreign or damaged page, a pool whose directory is elsewhere, or a device that was replaced
+            or cut under living holders.
         LayoutMismatch: living processes hold requests of another layout.
     """
     if layout.num_blocks(size_bytes) == 0:
@@ -77,6 +78,14 @@ def plan_opening(found: Found, layout: KVLayout, device: str, size_bytes: int) -
         return Action.FINISH if _fits(found.directory, layout, size_bytes) else Action.FORMAT
     if page is not None and page == found.directory and _fits(page, layout, size_bytes):
         return Action.USE
+    if page is not None and page != found.directory:
+        raise MediumError(
+            f"{device}: it holds a pool whose directory is not beside it: another name of the device has it, or it is gone",
+            device=device,
+            status="DIRECTORY_ELSEWHERE",
+            remedy="open it by the name that it was opened by first; where nobody uses it any more, make it anew or "
+            f"zero its first {HEADER_BYTES} bytes",
+        )
     if found.pids:
         raise _held(found, page, layout, device)
     return Action.FORMAT

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emu import _native
-from emu.errors import SlotStale, TokenMissing, UserError
+from emu.errors import ArgumentTypeError, SlotStale, TokenMissing, UserError
 from emu.pool.medium import Gather, Region
 from emu.store import Stats, Timing, check_array
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from emu.store import Rows, SlotIds, TokenIds
 
 _UNCHARGED = nullcontext()
+_UNNAMED = "a component is named by a string, a layer by a whole number"
 
 
 class RowPath:
@@ -180,12 +181,16 @@ class RowPath:
             return self._regions[self._layout.region(component, layer)]
         except KeyError as error:
             raise UserError(error.args[0], remedy="see the store's layout") from None
+        except TypeError:
+            raise ArgumentTypeError(_UNNAMED, remedy="see the store's layout") from None
 
     def _component(self, name: str) -> tuple[tuple[int, ...], int]:
         try:
             component = self._layout.component(name)
         except KeyError as error:
             raise UserError(error.args[0], remedy="see the store's layout") from None
+        except TypeError:
+            raise ArgumentTypeError(_UNNAMED, remedy="see the store's layout") from None
         return component.layers, component.row_bytes
 
     def _charged(self, operation: str, rows: int, nbytes: int) -> AbstractContextManager[None]:

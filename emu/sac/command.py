@@ -39,6 +39,7 @@ from emu.sac.report import (
     write_files,
 )
 from emu.sac.session import Session, Setting, work_units
+from emu.timing.pace import check_dilation
 from emu.timing.profile_file import DEFAULT_SYSTEM
 from emu.timing.system import System
 from emu.trace.generate import GenerateOptions, generate
@@ -152,6 +153,8 @@ def make_plan(spec: RunSpec, options: RunOptions, device_sizes: Sequence[int] | 
     Raises:
         UserError: options, trace or sizes that cannot be right.
     """
+    if spec.time == "paced":
+        check_dilation(spec.dilation)
     System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
     designs = parse_designs(options.backend)
     requests, skipped = _requests(spec, options)

@@ -7,7 +7,6 @@ refused. `base = "name"` starts from another system profile and replaces what is
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -23,6 +22,7 @@ from emu.timing.profile import (
     PathSpec,
     SystemProfile,
 )
+from emu.toml_file import read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ def load_media(name: str) -> MediaProfile:
     """
     name = MEDIA_ALIASES.get(name, name)
     file = _file(name, "media", media_names())
-    table = _read(file)
+    table = read_toml(file, "profile")
     _refuse_unknown(table, ("description", *_field_names(LinkModel)), str(file))
     return MediaProfile(file.stem, _text(table, "description", str(file)), _link_model(table, file))
 
@@ -64,7 +64,7 @@ def load_system(name: str = DEFAULT_SYSTEM) -> SystemProfile:
         UserError: no such profile, or one that is not right.
     """
     file = _file(name, "system", system_names())
-    table = _with_base(_read(file), file, ())
+    table = _with_base(read_toml(file, "profile"), file, ())
     where = str(file)
     _refuse_unknown(
         table, ("description", "gpus", "sockets", "devices", "link", "path", "compute"), where
@@ -100,24 +100,6 @@ def _file(name: str, kind: str, names: list[str]) -> Path:
     return PROFILES / kind / f"{name}.toml"
 
 
-def _read(file: Path) -> dict[str, Any]:
-    if file.exists() and not file.is_file():
-        raise UserError(
-            f"profile {file} is not a regular file",
-            remedy="give a profile's name or a readable .toml file",
-        )
-    try:
-        with file.open("rb") as stream:
-            return tomllib.load(stream)
-    except OSError as error:
-        raise UserError(
-            f"profile {file} cannot be read: {error.strerror}",
-            remedy="give a profile's name or a readable .toml file",
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"profile {file} is not TOML: {error}", remedy="mend the file") from error
-
-
 def _with_base(table: dict[str, Any], file: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     base = table.pop("base", None)
     if base is None:
@@ -125,7 +107,7 @@ def _with_base(table: dict[str, Any], file: Path, seen: tuple[Path, ...]) -> dic
     if not isinstance(base, str) or file in seen:
         raise UserError(f"{file}: base {base!r} is no other profile", remedy="name a profile")
     base_file = _file(base, "system", system_names())
-    return _merged(_with_base(_read(base_file), base_file, (*seen, file)), table)
+    return _merged(_with_base(read_toml(base_file, "profile"), base_file, (*seen, file)), table)
 
 
 def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from emu.errors import UserError
-from emu.trace.request import Request, blocks_of
+from emu.trace.request import MAX_TOKENS, Request, blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +37,10 @@ def shape(
     for name, value in (("context", context), ("output tokens", output_tokens), ("limit", limit)):
         if value is not None and value < 1:
             raise UserError(f"{name}: {value} is less than 1", remedy="give at least 1")
+    if output_tokens is not None and output_tokens > MAX_TOKENS:
+        raise UserError(
+            f"output tokens: {output_tokens} is more than {MAX_TOKENS}", remedy="give fewer"
+        )
     shaped: list[Request] = []
     for request in requests:
         if limit is not None and len(shaped) >= limit:
