@@ -36,7 +36,9 @@ from emu.cli.options import SIZE
     help="Hot buffer slots per request and layer [default: the model's].",
 )
 @click.option(
-    "--gpus", type=click.IntRange(1, 64), default=4, show_default=True, help="Decode GPUs."
+    "--gpus",
+    type=click.IntRange(1, 64),
+    help="Decode GPUs [default: 4, or the profile's where it has fewer].",
 )
 @click.option(
     "--devices",

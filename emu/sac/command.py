@@ -40,7 +40,7 @@ from emu.sac.report import (
 )
 from emu.sac.session import Session, Setting, work_units
 from emu.timing.pace import check_dilation
-from emu.timing.profile_file import DEFAULT_SYSTEM
+from emu.timing.profile_file import DEFAULT_SYSTEM, load_system
 from emu.timing.system import System
 from emu.trace.generate import GenerateOptions, generate
 from emu.trace.read import read_trace
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from emu.trace.request import Request
 
 DEFAULT_DEVICES = 4
+DEFAULT_GPUS = 4
+"""Or the profile's, where it has fewer: then eight requests still share GPUs, as continuous batching needs."""
 DEFAULT_OUTPUT_TOKENS = 16
 """Of the generated trace: its own lengths have a median of 350, and a first look should take a moment."""
 
@@ -77,7 +79,7 @@ class RunOptions:
     kv_dtype: KVDtype
     top_k: int | None
     hot_buffer: int | None
-    gpus: int
+    gpus: int | None
     devices: int | None
     placement: str
     round_: int
@@ -106,6 +108,7 @@ class RunPlan:
 
     Attributes:
         spec, designs, requests: what runs.
+        trace, context: the trace's file name, or "generated", and the limit that its requests were cut to.
         skipped_lines: malformed lines of the trace that were skipped.
         device_bytes: size that the fullest CXL device needs.
         pool_bytes: size that one pool of all requests needs.
@@ -115,15 +118,33 @@ class RunPlan:
     spec: RunSpec
     designs: tuple[Design, ...]
     requests: tuple[RequestPlan, ...]
+    trace: str
+    context: int
     skipped_lines: int
     device_bytes: int
     pool_bytes: int
     copy_bytes: int
 
+    def setting_json(self) -> dict[str, Any]:
+        """What tells this run from another: the spec with the model's own sizes filled in, and the workload."""
+        config = self.spec.config()
+        resolved = replace(self.spec, top_k=config.top_k, hot_buffer=config.hot_buffer)
+        requests = [r.request for r in self.requests]
+        return {
+            "spec": asdict(resolved),
+            "workload": {
+                "trace": self.trace,
+                "context": self.context,
+                "requests": len(requests),
+                "input_tokens": sum(r.input_tokens for r in requests),
+                "output_tokens": sum(r.output_tokens for r in requests),
+            },
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, for --dry-run."""
         return {
-            "spec": asdict(self.spec),
+            **self.setting_json(),
             "designs": [design.name for design in self.designs],
             "requests": [
                 {
@@ -168,6 +189,8 @@ def make_plan(spec: RunSpec, options: RunOptions, device_sizes: Sequence[int] | 
         spec=spec,
         designs=designs,
         requests=tuple(plans),
+        trace="generated" if options.trace_path is None else options.trace_path.name,
+        context=options.context,
         skipped_lines=skipped,
         device_bytes=device_bytes_needed(blocks, layout),
         pool_bytes=device_bytes_needed(blocks_needed(plans, spec, layout, 1), layout),
@@ -218,7 +241,7 @@ def execute(plan: RunPlan, setting: Setting) -> list[dict[str, Any]]:
     """Run every design; the entries of "runs"."""
     progress = TerminalProgress(work_units(plan.requests, plan.designs))
     with progress.shown(), Session(plan.spec, plan.requests, setting, progress) as session:
-        return [session.run(design) for design in plan.designs]
+        return [{**session.run(design), **plan.setting_json()} for design in plan.designs]
 
 
 def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json: bool) -> None:
@@ -238,9 +261,11 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
         console.print(table(runs, console.width))
         outputs = sorted({r.request.output_tokens for r in plan.requests})
         longest = max(r.request.input_tokens for r in plan.requests)
+        span = f"{outputs[0]}" if len(outputs) == 1 else f"{outputs[0]} to {outputs[-1]}"
+        spec = plan.spec
         console.print(
-            f"{len(plan.requests)} requests, prompts of up to {longest} tokens, {outputs[0]} to {outputs[-1]} output "
-            "tokens (--requests, --context, --output-tokens)"
+            f"{spec.model}, {spec.gpus} GPUs, {spec.devices} devices, round {spec.round}; {len(plan.requests)} requests, "
+            f"{spec.concurrency} in flight, prompts of up to {longest} tokens, {span} output tokens"
         )
         if line := pace_line(runs):
             console.print(line, soft_wrap=True)
@@ -309,19 +334,21 @@ def _spec(options: RunOptions, found: Testbed | None) -> RunSpec:
             f"{devices} devices asked for, testbed {found.name!r} has {available}",
             remedy=f"use --devices {available} or less, or a testbed with more",
         )
+    profile = options.profile or (DEFAULT_SYSTEM if found is None else found.profile)
+    gpus = options.gpus or min(DEFAULT_GPUS, int(load_system(profile).gpus.value))
     return RunSpec(
         model=options.model,
         kv_dtype=options.kv_dtype,
         top_k=options.top_k or 0,
         hot_buffer=options.hot_buffer or 0,
-        gpus=options.gpus,
+        gpus=gpus,
         devices=devices,
         placement=options.placement,
         round=options.round_,
         concurrency=options.concurrency,
         arrivals=options.arrivals,
         hbm_bytes=options.hbm_bytes,
-        profile=options.profile or (DEFAULT_SYSTEM if found is None else found.profile),
+        profile=profile,
         time=options.time_mode,
         dilation=options.dilation,
         seed=options.seed,

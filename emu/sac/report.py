@@ -121,10 +121,11 @@ def write_files(runs: Sequence[Run], directory: Path) -> list[Path]:
 
 
 def plot(runs: Sequence[Run]) -> Figure:
-    """TTFT and TBT, each split into waiting for bytes and the rest, and throughput."""
+    """TTFT and TBT, each split into waiting for bytes and the rest where that is known, and throughput."""
     from matplotlib.figure import Figure
 
     names = [run["backend"] for run in runs]
+    waits_known = runs[0]["clock"]["mode"] == "virtual"
     figure = Figure(figsize=(13, 4), layout="constrained")
     ttft, tbt, throughput = figure.subplots(1, 3)
     for axes, metric, title in (
@@ -134,8 +135,10 @@ def plot(runs: Sequence[Run]) -> Figure:
         whole = [(run[f"{metric}_ms"] or {"p50": 0.0})["p50"] for run in runs]
         waiting = [(run[f"{metric}_transfer_ms"] or {"p50": 0.0})["p50"] for run in runs]
         rest = [max(0.0, w - t) for w, t in zip(whole, waiting, strict=True)]
-        axes.bar(names, rest, label="compute and queue", color="#b8c4d0")
-        axes.bar(names, waiting, bottom=rest, label="waiting for bytes", color="#c0504d")
+        label = "compute and queue" if waits_known else "compute, queue and bytes"
+        axes.bar(names, rest, label=label, color="#b8c4d0")
+        if waits_known:
+            axes.bar(names, waiting, bottom=rest, label="waiting for bytes", color="#c0504d")
         axes.set(title=f"{title}, median", ylabel="ms")
     throughput.bar(names, [run["throughput_tok_s"] for run in runs], color="#4f81bd")
     throughput.set(title="throughput", ylabel="tokens per second")
