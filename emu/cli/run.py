@@ -36,12 +36,14 @@ from emu.cli.options import SIZE
     help="Hot buffer slots per request and layer [default: the model's].",
 )
 @click.option(
-    "--gpus", type=click.IntRange(1, 64), default=4, show_default=True, help="Decode GPUs."
+    "--gpus",
+    type=click.IntRange(1, 64),
+    help="Decode GPUs [default: 4, or the profile's where it has fewer].",
 )
 @click.option(
     "--devices",
     type=click.IntRange(1, 16),
-    help="CXL devices to use [default: the testbed's, or 4].",
+    help="CXL devices to use [default: the testbed's, else the profile's].",
 )
 @click.option(
     "--placement",
@@ -141,12 +143,15 @@ from emu.cli.options import SIZE
     type=click.Path(path_type=Path),
     help="Directory for runs.jsonl, comparison.png and operation logs; replaces an earlier run's.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would run where, and stop.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print what would run where (with --json as JSON), and stop."
+)
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON on stdout.")
 def command(**options: Any) -> None:
     """Run prefill, publish, sparse reads and write-back for real, on every design, and compare."""
     from emu.cli.signals import ending_by_exception
-    from emu.sac.command import RunOptions, run_command
+    from emu.sac.command import run_command
+    from emu.sac.run_plan import RunOptions
 
     with ending_by_exception():
         run_command(RunOptions(**options))

@@ -51,8 +51,6 @@ def _print(conditions: list[Condition]) -> None:
         if found.state in REMEDY_STATES:
             for path in found.remains:
                 click.echo(f"{found.name}: remains {path}")
-            for what in found.missing:
-                click.echo(f"{found.name}: missing {what}")
-            for device in found.resized:
-                click.echo(f"{found.name}: device {device}")
+            for fault in found.faults:
+                click.echo(f"{found.name}: {fault}")
             click.echo(found.problem or f"{found.name}: clear it with `emu down {found.name}`")
