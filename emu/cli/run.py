@@ -17,7 +17,12 @@ from emu.cli.options import SIZE
     show_default=True,
     help="Designs, comma-separated: cxl, rdma, rdma-sparse, rdma-gather, dram, hbm.",
 )
-@click.option("--model", default="tiny", show_default=True, help="Model preset: tiny or small.")
+@click.option(
+    "--model",
+    default="tiny",
+    show_default=True,
+    help="Model preset: tiny (2 layers) or small (4 layers).",
+)
 @click.option(
     "--kv-dtype",
     type=click.Choice(["bf16", "fp8"]),
@@ -28,12 +33,12 @@ from emu.cli.options import SIZE
 @click.option(
     "--top-k",
     type=click.IntRange(1),
-    help="Selected tokens per layer and step [default: the model's].",
+    help="Selected tokens per layer and step [default: tiny 64, small 2048].",
 )
 @click.option(
     "--hot-buffer",
     type=click.IntRange(1),
-    help="Hot buffer slots per request and layer [default: the model's].",
+    help="Hot buffer slots per request and layer [default: tiny 128, small 4096].",
 )
 @click.option(
     "--gpus",
@@ -121,7 +126,9 @@ from emu.cli.options import SIZE
     default=1.0,
     help="Paced mode: model time times this [default: 1].",
 )
-@click.option("--profile", help="System profile [default: the testbed's, or sac-server].")
+@click.option(
+    "--profile", help="System profile, see `emu profiles` [default: the testbed's, or sac-server]."
+)
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
