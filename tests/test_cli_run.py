@@ -232,7 +232,8 @@ def test_outputs_are_as_long_as_the_trace_says_unless_told_otherwise(
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(home: Home) -> None:
-    done = emu("run --dry-run --requests 3 --devices 2")
+    assert emu("run --dry-run --requests 3").stdout.startswith("cxl, rdma, ")
+    done = emu("run --dry-run --json --requests 3 --devices 2")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["testbed"] is None

@@ -167,7 +167,7 @@ def test_a_device_replaced_under_a_holder_is_noticed_by_both(device, place):
         device.write_bytes(bytes(DEVICE_BYTES))
         with pytest.raises(MediumError, match="another file"):
             store.reserve("b", 1)
-        with pytest.raises(MediumError, match=f"replaced or cut while process {os.getpid()} "):
+        with pytest.raises(MediumError, match=rf"held by this process \({os.getpid()}\)"):
             place.open()
 
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from run_command import wait_for
 
 from emu import __version__
 from emu.cli.run import command
-from emu.errors import UserError
+from emu.errors import TestbedError, UserError
+from emu.provision.condition import inspect
 from emu.provision.spec import MAX_DEVICES
+from emu.provision.testbed import testbed
 from emu.sac import command as run_module
+from emu.sac.command import run_command
 from emu.sac.report import footer, plan_lines
 from emu.sac.run_plan import DEFAULT_GPUS, RunOptions, make_plan
 from emu.timing.profile_file import load_system, system_names
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from conftest import Home
 
 
 def options(text: str, monkeypatch: pytest.MonkeyPatch) -> RunOptions:
@@ -125,6 +132,27 @@ def test_a_plan_is_read_by_people_with_every_size_resolved(
     assert lines[-1].startswith("note: 9 GPUs")
     assert "9 GPUs, 2 devices" in text
     assert not text.startswith("{")
+
+
+@pytest.mark.parametrize("damage", ["device", "node"])
+def test_a_damaged_testbed_is_refused_before_anything_is_computed(
+    damage: str, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is missing, and whether the run would use it or not."""
+    chosen = options("--backend cxl --requests 1", monkeypatch)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_STATE_HOME", str(home.state))
+    monkeypatch.setattr(run_module, "execute", lambda *_: pytest.fail("it ran"))
+    node = "node" if damage == "node" else "off"
+    with testbed(1, name="bed", directory=home.run, device_size="1M", rdma=node) as bed:
+        if damage == "device":
+            Path(bed.devices[0]).unlink()
+        else:
+            process = bed.record.processes[0].process
+            os.kill(process.pid, signal.SIGKILL)
+            wait_for(lambda: inspect(bed.state, "bed").state == "damaged")
+        with pytest.raises(TestbedError, match=r"'bed' is damaged: missing .*emu down bed"):
+            run_command(replace(chosen, name="bed"))
 
 
 def test_the_footer_says_one_length_once(monkeypatch: pytest.MonkeyPatch) -> None:

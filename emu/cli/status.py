@@ -31,7 +31,7 @@ def command(name: str | None, check: bool, as_json: bool) -> None:
     if as_json:
         print_json({"testbeds": [condition.to_json() for condition in conditions]})
     elif not conditions:
-        click.echo("no testbed; make one with `emu up --cxl-devices 4`")
+        click.echo("no testbed; make one with `emu up --cxl-devices 2`")
     else:
         _print(conditions)
     if check and (not conditions or any(each.state != "up" for each in conditions)):

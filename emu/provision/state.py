@@ -156,7 +156,7 @@ class StateDirectory:
             raise TestbedError(
                 f"no testbed {name!r}",
                 name=name,
-                remedy=f"there are {names}" if names else "make one with `emu up --cxl-devices 4`",
+                remedy=f"there are {names}" if names else "make one with `emu up --cxl-devices 2`",
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise TestbedError(
