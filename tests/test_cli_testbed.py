@@ -403,7 +403,7 @@ def test_a_script_can_tell_a_testbed_that_is_not_whole(
 def test_down_says_pids_as_pids(home: Home, run_emu: Callable[..., tuple[int, str, str]]) -> None:
     assert run_emu(*up(home, "--rdma", "node"))[0] == 0
     pid = StateDirectory().load("default").processes[0].process.pid
-    assert f"1 processes ended (pid {pid})" in run_emu("down")[1]
+    assert f"1 process ended (pid {pid})" in run_emu("down")[1]
 
 
 def test_profiles_are_listed_with_their_numbers(

@@ -68,7 +68,7 @@ def _print(rows: list[dict[str, Any]], *, dry_run: bool) -> None:
         pids = f" (pid {', '.join(map(str, row['ended']))})" if row["ended"] else ""
         click.echo(
             f"{row['name']} is down; {len(row['removed'])} files removed, "
-            f"{len(row['ended'])} processes ended{pids}"
+            f"{len(row['ended'])} process{'' if len(row['ended']) == 1 else 'es'} ended{pids}"
         )
         for line in row["left"]:
             click.echo(f"{row['name']}: left {line}")
