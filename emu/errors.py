@@ -213,12 +213,18 @@ class LayoutMismatch(StoreError):
 
     Args:
         device: the store's device.
-        found: fingerprint found there, hexadecimal.
+        found: fingerprint found there, hexadecimal; of the other side nothing more is known.
         expected: fingerprint of this side, hexadecimal.
+        rows: of this side, in words.
     """
 
-    def __init__(self, *, device: str, found: str, expected: str, remedy: str = "") -> None:
-        super().__init__(f"{device}: layout {found} found, {expected} expected", remedy=remedy)
+    def __init__(
+        self, *, device: str, found: str, expected: str, rows: str, remedy: str = ""
+    ) -> None:
+        super().__init__(
+            f"{device}: layout {found} found, {expected} expected ({rows})", remedy=remedy
+        )
+        self.rows = rows
         self.device = device
         self.found = found
         self.expected = expected

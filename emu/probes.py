@@ -6,6 +6,7 @@ A probe returns why it failed; what that costs and what mends it stand beside it
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import functools
 import importlib
@@ -49,6 +50,13 @@ class Finding:
     reason: str
     cost: str
     remedy: str
+
+    @property
+    def status(self) -> str:
+        """ "ok", "missing", or "not needed" where its lack costs nothing."""
+        if self.ok:
+            return "ok"
+        return "not needed" if self.cost == _NONE_NOW else "missing"
 
 
 Verdict = tuple[bool, str]
@@ -155,6 +163,8 @@ def _memlock() -> Verdict:
         locked = libc.mlock(address, ctypes.c_size_t(_MEMLOCK_BYTES)) == 0
         why = os.strerror(ctypes.get_errno())
         del start
+    if locked and soft != resource.RLIM_INFINITY and soft < _MEMLOCK_BYTES:
+        limit = f"CAP_IPC_LOCK lifts {limit}"
     words = "locked" if locked else f"not locked: {why}"
     return locked, f"{format_size(_MEMLOCK_BYTES)} {words}, {limit}"
 
@@ -246,7 +256,10 @@ def _kvm() -> Verdict:
         return False, f"/dev/kvm opens, but makes no machine: {error.strerror}"
     finally:
         os.close(fd)
-    return False, f"/dev/kvm opens (API {version}) and makes a machine, which proves no guest boots"
+    return (
+        False,
+        f"/dev/kvm makes a machine (API {version}), not proven: only a guest that boots would",
+    )
 
 
 def _perf() -> Verdict:
@@ -256,7 +269,9 @@ def _perf() -> Verdict:
     minus_one, none = ctypes.c_long(-1), ctypes.c_ulong(0)
     fd = libc.syscall(ctypes.c_long(298), attributes, ctypes.c_long(0), minus_one, minus_one, none)
     if fd < 0:
-        return False, f"perf_event_open: {os.strerror(ctypes.get_errno())}"
+        number = ctypes.get_errno()
+        why = "this CPU shows no counters" if number == errno.ENOENT else os.strerror(number)
+        return False, f"perf_event_open: {why}"
     try:
         count = int.from_bytes(os.read(fd, 8), "little")
     finally:
@@ -309,7 +324,7 @@ PROBES: dict[str, _Probe] = {
     "perf": _Probe(
         _perf,
         "no hardware counters beside the figures of emu bench",
-        "kernel.perf_event_paranoid=2",
+        "as root: sysctl kernel.perf_event_paranoid=2; a virtual machine also needs a PMU",
     ),
 }
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.errors import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
@@ -236,7 +238,7 @@ class KVStore(ABC):
 
         Raises:
             KeyExists, StoreFull: nothing of the batch is visible then.
-            ValueError: a wrong shape or dtype; the message gives got and wanted.
+            UserError (a ValueError): a wrong shape or dtype; the message gives got and wanted.
         """
 
     @abstractmethod
@@ -291,7 +293,7 @@ class KVStore(ABC):
             Rows fetched.
 
         Raises:
-            ValueError: a wrong shape, dtype or stride; the message gives got and wanted.
+            UserError (a ValueError): a wrong shape, dtype or stride; the message gives got and wanted.
             SlotStale, TokenMissing: names device, key, layer and token; out is unspecified then.
             MediumError: the medium failed.
         """
@@ -309,7 +311,7 @@ class KVStore(ABC):
         start[b] may be anything up to what the layer holds; writing shared tokens is refused.
 
         Raises:
-            ValueError: a wrong shape, a gap, a shared token, or more than was reserved.
+            UserError (a ValueError): a wrong shape, a gap, a shared token, or more than was reserved.
             SlotStale: names the slot.
         """
 
@@ -348,7 +350,7 @@ def check_array(
     """Refuse an array of another dtype, shape (None: any extent) or layout, with got and wanted.
 
     Raises:
-        ValueError: says what was got and what is wanted.
+        UserError (a ValueError): says what was got and what is wanted.
     """
     if (
         isinstance(array, np.ndarray)
@@ -360,9 +362,9 @@ def check_array(
     extents = ", ".join("?" if n is None else str(n) for n in shape)
     wanted = f"{np.dtype(dtype).name} [{extents}], C-contiguous"
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"{name}: got {type(array).__name__}, wanted {wanted}")  # noqa: TRY004
+        raise UserError(f"{name}: got {type(array).__name__}, wanted {wanted}")
     contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
-    raise ValueError(
+    raise UserError(
         f"{name}: got {array.dtype.name} {list(array.shape)}{contiguous}, wanted {wanted}"
     )
 

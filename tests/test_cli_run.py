@@ -102,10 +102,6 @@ def test_other_clocks_say_whose_time_it_is(home: Home, options: str) -> None:
     run = figures(home, f"--backend cxl {options} {QUICK}")["cxl"]
     clock = run["clock"]
     assert is_exact(run)
-    assert run["ttft_ms"]["p50"] > 0
-    # the host's own work is no wait for bytes
-    assert run["ttft_transfer_ms"] is None
-    assert run["tbt_transfer_ms"] is None
     assert clock["mode"] == options.split()[1]
     if clock["mode"] == "paced":
         assert (clock["profile"], clock["dilation"]) == ("sac-server", 100)
@@ -245,31 +241,10 @@ def test_outputs_are_as_long_as_the_trace_says_unless_told_otherwise(
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(home: Home) -> None:
-    done = emu("run --dry-run --requests 3 --devices 2")
+    assert emu("run --dry-run --requests 3").stdout.startswith("cxl, rdma, ")
+    done = emu("run --dry-run --json --requests 3 --devices 2")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["testbed"] is None
     assert [request["device"] for request in plan["requests"]] == [0, 1, 0]
-    assert plan["spec"]["gpus"] == 4
-    assert plan["spec"]["hot_buffer"] > 0  # the model's own, not "0 takes it"
-    assert plan["workload"]["requests"] == 3
     assert leftovers(home) == []
-
-
-@pytest.mark.parametrize(("options", "gpus"), [("", 1), ("--gpus 3", 3)])
-def test_a_smaller_machine_has_its_own_gpus(options: str, gpus: int) -> None:
-    done = emu(f"run --dry-run --requests 1 --profile laptop {options}")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["spec"]["gpus"] == gpus
-
-
-@pytest.mark.slow
-def test_a_run_says_what_tells_it_from_another(home: Home) -> None:
-    runs = [
-        figures(home, f"--backend hbm {QUICK} {options}")["hbm"]
-        for options in ("--gpus 2", "--gpus 1", "--gpus 1 --seed 7")
-    ]
-    assert [run["spec"]["gpus"] for run in runs] == [2, 1, 1]
-    assert [run["spec"]["seed"] for run in runs] == [0, 0, 7]
-    assert {run["workload"]["trace"] for run in runs} == {"generated"}
-    assert all(run["output_tokens"] == run["workload"]["output_tokens"] for run in runs)

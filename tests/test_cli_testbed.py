@@ -16,6 +16,7 @@ import pytest
 from emu.cli.main import main
 from emu.provision import process
 from emu.provision.state import StateDirectory
+from emu.timing.profile_file import media_names, system_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -489,3 +490,65 @@ def test_a_reader_that_has_seen_enough_is_no_error(
         logs.stdout.close()
         assert logs.stderr.read() == b""
         assert logs.wait(60) == 0
+
+
+def test_a_script_can_tell_a_testbed_that_is_not_whole(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert run_emu("status")[0] == 0
+    assert run_emu("status", "--check")[0] == 1
+    assert run_emu(*up(home, "--name", "lab"))[0] == 0
+    status, out, _ = run_emu("status", "--check")
+    assert status == 0
+    for words in ("2 x 1 MiB", "sac-server", "bi"):
+        assert words in out
+    assert run_emu(*up(home, "--name", "other"))[0] == 0
+    (home.run / "other" / "cxl1").unlink()
+    assert [run_emu("status", *more)[0] for more in ([], ["--json"])] == [0, 0]
+    assert [run_emu("status", "--check", *more)[0] for more in ([], ["--json"], ["other"])] == [
+        1,
+        1,
+        1,
+    ]
+    assert run_emu("status", "--check", "lab")[0] == 0
+    out = run_emu("down", "lab")[1]
+    assert "files removed, 0 processes ended\n" in out
+    assert run_emu("down", "other")[0] == 0
+
+
+def test_down_says_pids_as_pids(home: Home, run_emu: Callable[..., tuple[int, str, str]]) -> None:
+    assert run_emu(*up(home, "--rdma", "node"))[0] == 0
+    pid = StateDirectory().load("default").processes[0].process.pid
+    assert f"1 process ended (pid {pid})" in run_emu("down")[1]
+
+
+def test_profiles_are_listed_with_their_numbers(
+    run_emu: Callable[..., tuple[int, str, str]],
+) -> None:
+    listed = json.loads(run_emu("profiles", "--json")[1])["profiles"]
+    assert [p["name"] for p in listed] == [*system_names(), *media_names()]
+    assert all(p["description"] for p in listed)
+    for profile in listed:
+        status, out, err = run_emu("profiles", profile["name"], "--json")
+        figures = json.loads(out)["figures"]
+        assert (status, err) == (0, "")
+        assert all(figure["source"] and figure["date"] for figure in figures.values())
+        assert any(key.endswith("latency_ns") for key in figures)
+    assert "another name of cxl-switch-beluga" in run_emu("profiles")[1]
+    assert "per_request_ns" in run_emu("profiles", "sac-server")[1]
+    status, _, err = run_emu("profiles", "sac-sever")
+    assert status == 1
+    assert "sac-server" in err
+
+
+def test_traces_say_where_they_went(
+    tmp_path: Path, run_emu: Callable[..., tuple[int, str, str]]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    status, out, err = run_emu("trace", "generate", "--requests", 4, "--out", trace)
+    assert (status, out, err) == (0, "", f"4 requests to {trace}\n")
+    whole, cut = (
+        json.loads(run_emu("trace", "inspect", trace, "--json", *more)[1])["input_tokens"]["max"]
+        for more in ([], ["--context", 800])
+    )
+    assert cut < 800 <= whole

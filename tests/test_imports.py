@@ -17,11 +17,11 @@ HOST = {"host_memory", "devdax", "process"}  # facts of this machine
 MAY_IMPORT = {
     "errors": set(),
     "units": {"errors"},
-    "layout": set(),
+    "layout": {"errors"},
     "host_memory": {"errors", "units"},
     "devdax": set(),
     "process": {"errors"},
-    "store": {"layout", "descriptor_wire"},  # the wire form late: it makes descriptors
+    "store": {"errors", "layout", "descriptor_wire"},  # the wire form late: it makes descriptors
     "descriptor_wire": {"errors", "store"},
     "suggest": {"errors"},
     "json_output": set(),

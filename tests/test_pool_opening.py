@@ -63,7 +63,7 @@ def test_a_device_that_grew_keeps_its_geometry():
 def test_a_device_that_was_cut_is_formatted_anew_only_when_nobody_holds_it():
     small = DEVICE_BYTES - LAYOUT.block_bytes
     assert plan(PAGE.to_page(), PAGE, size_bytes=small) is Action.FORMAT
-    with pytest.raises(MediumError, match="cut while process 7, 9 "):
+    with pytest.raises(MediumError, match="cut while requests on it are held by process 7, 9"):
         plan(PAGE.to_page(), PAGE, pids=(7, 9), size_bytes=small)
 
 
@@ -74,8 +74,18 @@ def test_living_holders_keep_a_device():
         OTHER.layout.hex(),
         LAYOUT.fingerprint().hex(),
     )
+    for component in LAYOUT.components:
+        assert f"{component.name} {component.row_bytes} B" in str(mismatch.value)
     with pytest.raises(MediumError, match="replaced"):
         plan(ZERO, PAGE, pids=(7,))
+
+
+def test_a_holder_that_is_the_caller_is_not_told_to_stop_a_stranger():
+    with pytest.raises(LayoutMismatch, match=rf"held by this process \({os.getpid()}\): close"):
+        plan(OTHER.to_page(), OTHER, pids=(os.getpid(),))
+    both = rf"this process \({os.getpid()}\) and process 7"
+    with pytest.raises(MediumError, match=both):
+        plan(ZERO, PAGE, pids=(7, os.getpid()))
 
 
 @pytest.mark.parametrize("page", [TORN, b"\x7fELF".ljust(4096, b"\0"), ZERO[:-1] + b"x"])
@@ -176,7 +186,7 @@ def test_a_device_replaced_under_a_holder_is_noticed_by_both(device, place):
         device.write_bytes(bytes(DEVICE_BYTES))
         with pytest.raises(MediumError, match="another file"):
             store.reserve("b", 1)
-        with pytest.raises(MediumError, match=f"replaced or cut while process {os.getpid()} "):
+        with pytest.raises(MediumError, match=rf"held by this process \({os.getpid()}\)"):
             place.open()
 
 

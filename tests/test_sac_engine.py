@@ -10,6 +10,7 @@ import pytest
 from sac_harness import Engine, requests
 
 from emu.errors import StoreError
+from emu.sac.designs import DESIGNS
 from emu.sac.hot_buffer import HotBuffer
 from emu.sac.plan import RunSpec
 from emu.sac.step import DecodeStep, remote_runs
@@ -186,6 +187,27 @@ def test_ttft_is_the_sum_of_its_parts(engine) -> None:
         assert record.queue_ns >= 0
         assert record.token_ns[0] > before_step + record.stall_ns[0] - 1
         assert len(record.tokens) == len(record.token_ns) == len(record.stall_ns)
+
+
+@pytest.mark.parametrize("arrivals", ["closed", "trace"])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_what_a_late_paced_run_waits_for_bytes_is_the_model_s(
+    engine, design: str, arrivals: str
+) -> None:
+    """At dilation 1 every host is late, and none of its own work may pass for waiting."""
+    trace = [replace(r, arrival_ms=0.7 * i) for i, r in enumerate(TRACE)]
+    spec = replace(SPEC, arrivals=arrivals, round=1)
+    exact, paced = (
+        {record.number: record for record in engine(each, trace).decode(design).records}
+        for each in (spec, replace(spec, time="paced"))
+    )
+    for number, record in paced.items():
+        assert record.attach_transfer_ns == exact[number].attach_transfer_ns
+        assert record.stall_ns == exact[number].stall_ns
+        assert record.queue_ns == exact[number].queue_ns
+        assert record.token_ns[0] > exact[number].token_ns[0]
+        if design == "hbm":
+            assert set(record.stall_ns) == {0}
 
 
 def test_an_open_loop_keeps_the_trace_s_times(engine) -> None:

@@ -20,6 +20,7 @@ VERBS = {
     "down": "take a testbed down",
     "doctor": "say what this machine can do, what is missing, and what that costs",
     "run": "run the SAC path for real, every token and KV byte checked",
+    "profiles": "list the profiles, or the numbers of one with their sources",
     "trace": "generate and inspect request traces",
     "sim": "simulate serving at scale, in model time",
     "plan": "bandwidth times capacity in closed form",

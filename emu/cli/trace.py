@@ -42,20 +42,30 @@ def generate(
     from emu.trace import GenerateOptions, shape
     from emu.trace import generate as generate_trace
 
-    made = generate_trace(GenerateOptions(requests, seed, rate))
-    _write(out, shape(made, context=context, output_tokens=output_tokens))
+    made = shape(
+        generate_trace(GenerateOptions(requests, seed, rate)),
+        context=context,
+        output_tokens=output_tokens,
+    )
+    _write(out, made)
+    click.echo(f"{len(made)} requests to {out}", err=True)
 
 
 @command.command()
 @click.argument("file")
+@click.option("--context", type=int, help="As `emu run --context N` would cut the prompts.")
 @json_option
 @_skip_bad
-def inspect(file: str, as_json: bool, skip_bad: bool) -> None:
+def inspect(file: str, context: int | None, as_json: bool, skip_bad: bool) -> None:
     """Describe a trace: counts, lengths, shared blocks, arrivals."""
-    from emu.trace import read_trace
+    from dataclasses import replace
+
+    from emu.trace import read_trace, shape
     from emu.trace import summary as figures
 
     trace = read_trace(file, skip_bad=skip_bad)
+    if context is not None:
+        trace = replace(trace, requests=tuple(shape(trace.requests, context=context)))
     summary = figures.summarise(trace)
     if as_json:
         print_json(figures.as_json(trace, summary))

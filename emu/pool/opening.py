@@ -99,20 +99,28 @@ def _fits(header: Header, layout: KVLayout, size_bytes: int) -> bool:
 def _held(
     found: Found, page: Header | None, layout: KVLayout, device: str
 ) -> LayoutMismatch | MediumError:
-    pids = ", ".join(map(str, found.pids))
+    holders = _holders(found.pids)
     if page is not None and page == found.directory and page.layout != layout.fingerprint():
         return LayoutMismatch(
             device=device,
             found=page.layout.hex(),
             expected=layout.fingerprint().hex(),
-            remedy=f"held by process {pids}: stop it, or use another device",
+            rows=layout.describe(),
+            remedy=f"held by {holders}: close its stores or end it, or use another device",
         )
     return MediumError(
-        f"{device}: the device was replaced or cut while process {pids} holds requests on it",
+        f"{device}: the device was replaced or cut while requests on it are held by {holders}",
         device=device,
         status="DEVICE_REPLACED",
-        remedy="stop that process, or take the testbed down",
+        remedy="close its stores or end it, or take the testbed down",
     )
+
+
+def _holders(pids: Sequence[int]) -> str:
+    """ "process 7, 9", or that it is the caller."""
+    others = ", ".join(str(pid) for pid in pids if pid != os.getpid())
+    own = f"this process ({os.getpid()})" if os.getpid() in pids else ""
+    return " and ".join(filter(None, (own, others and f"process {others}")))
 
 
 def open_pool(database: Database, medium: Medium, layout: KVLayout) -> Header:

@@ -345,6 +345,7 @@ class PoolStore(KVStore):
                 device=self.device,
                 found=descriptor.layout.hex(),
                 expected=self.layout.fingerprint().hex(),
+                rows=self.layout.describe(),
                 remedy="open the store with the layout of the one that published",
             )
         return self._held.add(self._directory.attach(descriptor), may_append=False).slot

@@ -64,6 +64,12 @@ class Condition:
     resized: tuple[Resized, ...] = ()
     problem: str = ""
 
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is missing or changed, a line each."""
+        gone = (f"missing {what}" for what in self.missing)
+        return (*gone, *(f"device {each}" for each in self.resized))
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values, without the record's inner book-keeping."""
         found: dict[str, Any] = {"name": self.name, "state": self.state}

@@ -179,7 +179,7 @@ class StateDirectory:
             raise TestbedError(
                 f"no testbed {name!r}",
                 name=name,
-                remedy=f"there are {names}" if names else "make one with `emu up --cxl-devices 4`",
+                remedy=f"there are {names}" if names else "make one with `emu up --cxl-devices 2`",
             ) from None
         except PermissionError as error:
             raise TestbedError(

@@ -63,12 +63,12 @@ class Attacher:
             turn: a GPU copies for one request at a time: the one before has what it needs when this has fired.
         """
         plan = delivery.plan
-        record = Record(plan.number, self._clock.now_ns)
+        record = Record(plan.number, self._clock.now_ns, self._clock.modelled_ns)
         if self._spec.round == 1:
             yield from self._prefill(delivery, record)
         if turn is not None:
             yield turn
-        started_ns = self._clock.now_ns
+        started_ns = self._clock.modelled_ns
         pool = self._context.pool(plan)
         slot = pool.attach(delivery.descriptor)
         reader, reader_slot = pool, slot
@@ -79,7 +79,7 @@ class Attacher:
         yield from self._charge(self._design.index_path, plan, record, ("index",))
         if hot is not None:
             yield from self._admit(plan, record, (reader, reader_slot), place, hot)
-        record.attach_transfer_ns += self._clock.now_ns - started_ns
+        record.attach_transfer_ns += self._clock.modelled_ns - started_ns
         return self._sequence(delivery, record, (pool, slot), (reader, reader_slot), place, keys)
 
     def _prefill(self, delivery: Delivery, record: Record) -> Generator[Wait, None, None]:
@@ -88,7 +88,7 @@ class Attacher:
         layers = len(self._layout.component("kv").layers)
         record.prefill_compute_ns = self._system.compute.prefill_ns(tokens, layers)
         yield self._clock.compute("prefill", record.prefill_compute_ns, f"prefill {plan.label}")
-        computed_ns = self._clock.now_ns
+        computed_ns = self._clock.modelled_ns
         path = self._system.path(
             self._design.flush_path or self._design.write_path, plan.gpu, plan.device
         )
@@ -101,7 +101,7 @@ class Attacher:
                 f"publish {plan.label}",
                 requests=self._layout.blocks_for(tokens),
             )
-        record.attach_transfer_ns += self._clock.now_ns - computed_ns
+        record.attach_transfer_ns += self._clock.modelled_ns - computed_ns
 
     def _read(self, store: KVStore, slot: int, name: str, tokens: int) -> Rows:
         """A component's first tokens, uint8 [layers, tokens, row_bytes], valid until the next call."""

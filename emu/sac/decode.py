@@ -108,7 +108,7 @@ class DecodeGpu:
         while self._waiting and self._free_places:
             delivery = self._waiting[0]
             need = self._hbm_bytes(delivery.plan)
-            if self._arrival_ns(delivery) > self._clock.now_ns:
+            if self._arrival_ns(delivery) > self._clock.modelled_ns:
                 return
             if self.usage.bytes_now + need > self._context.spec.hbm_bytes:
                 return
@@ -128,7 +128,7 @@ class DecodeGpu:
         sequence = yield from self._attacher.attach(delivery, place, self._step.hot, turn)
         copied.fire()
         if self._context.spec.arrivals == "trace":
-            sequence.record.arrival_ns = arrival_ns
+            sequence.record.arrival_ns = sequence.record.modelled_arrival_ns = arrival_ns
         self._attaching -= 1
         self._active.append(sequence)
         self.wake()

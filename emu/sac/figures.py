@@ -37,16 +37,15 @@ def run_figures(
 ) -> dict[str, Any]:
     """One entry of "runs".
 
+    A clock without a model has no parts: how long its host waited for bytes cannot be told from how long it worked.
+
     Args:
         backend: the design's name.
         clock: what the clock says of itself: mode, profile, dilation.
         records: per request.
         totals: end_ns, hits, misses, evictions, local_bytes of the decode instance.
         verdict: the oracle's.
-
-    The waits for bytes are told apart in virtual time only: elsewhere the host's own work lies between them.
     """
-    waits_known = clock["mode"] == "virtual"
     ttft, tbt = [], []
     ttft_transfer, tbt_transfer, queue = [], [], []
     for record in records:
@@ -55,6 +54,8 @@ def run_figures(
         tbt += np.diff(record.token_ns).tolist()
         tbt_transfer += record.stall_ns[1:]
         queue.append(record.queue_ns)
+    if clock["mode"] == "off":
+        ttft_transfer, queue, tbt_transfer = [], [], []
     began_ns = min(record.arrival_ns for record in records)
     output_tokens = sum(len(record.tokens) for record in records)
     lookups = totals["hits"] + totals["misses"]
@@ -65,10 +66,10 @@ def run_figures(
         "requests": len(records),
         "output_tokens": output_tokens,
         "ttft_ms": _percentiles_ms(ttft),
-        "ttft_transfer_ms": _percentiles_ms(ttft_transfer) if waits_known else None,
+        "ttft_transfer_ms": _percentiles_ms(ttft_transfer),
         "ttft_queue_ms": _percentiles_ms(queue),
         "tbt_ms": _percentiles_ms(tbt),
-        "tbt_transfer_ms": _percentiles_ms(tbt_transfer) if waits_known else None,
+        "tbt_transfer_ms": _percentiles_ms(tbt_transfer),
         "throughput_tok_s": _rounded(output_tokens / ((totals["end_ns"] - began_ns) / 1e9)),
         "bytes_before_first_token": sum(record.bytes_before_first_token for record in records),
         "bytes_fetched": sum(record.bytes_fetched for record in records),

@@ -49,7 +49,7 @@ class RunSpec:
     top_k: int = 0
     hot_buffer: int = 0
     gpus: int = 4
-    devices: int = 4
+    devices: int = 2
     placement: str = "round-robin"
     round: int = 2
     concurrency: int = 8

@@ -96,7 +96,7 @@ class DecodeStep:
     def run(self, batch: list[Sequence]) -> Generator[Wait, None, None]:
         """One token for every active sequence."""
         for sequence in batch:
-            sequence.record.begin_step(self._clock.now_ns)
+            sequence.record.begin_step(self._clock.modelled_ns)
         hidden = [self._model.embed(torch.tensor([s.token])) for s in batch]
         stall_ns = 0
         compute_ns = self._context.system.compute.decode_layer_ns(
@@ -109,10 +109,10 @@ class DecodeStep:
             ]
             self._select(batch, layer, place, projections)
             yield self._clock.compute(self._actor, compute_ns, f"layer {layer}")
-            began_ns = self._clock.now_ns
+            began_ns = self._clock.modelled_ns
             yield [op for s in batch if (op := s.writes[place]) is not None]
             rows = yield from self._read(batch, layer, place, projections)
-            stall_ns += self._clock.now_ns - began_ns
+            stall_ns += self._clock.modelled_ns - began_ns
             hidden = [
                 self._model.attend(layer, x, projection, 0, selected)
                 for x, projection, selected in zip(hidden, projections, rows, strict=True)

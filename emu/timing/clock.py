@@ -77,6 +77,11 @@ class Clock(ActorLoop):
     def now_ns(self) -> int:
         """Time of the running actor; outside run(), of the last one that ran."""
 
+    @property
+    def modelled_ns(self) -> int:
+        """Time of the running actor by the model, however late the host is; in mode "off" the host's, as now_ns."""
+        return self.now_ns
+
     @abstractmethod
     def _compute_due(self, actor: int, duration_ns: int) -> int:
         """When a compute submitted now is through, by the model."""
@@ -184,6 +189,11 @@ class VirtualClock(Clock):
     @property
     def now_ns(self) -> int:
         """Model time of the running actor."""
+        return self._running.now_ns
+
+    @property
+    def modelled_ns(self) -> int:
+        """As now_ns; a paced clock's now_ns is the host's."""
         return self._running.now_ns
 
     def _compute_due(self, actor: int, duration_ns: int) -> int:

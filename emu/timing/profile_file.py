@@ -31,6 +31,7 @@ PROFILES = Path(__file__).parent / "profiles"
 MEDIA_ALIASES = {"cxl-switch": "cxl-switch-beluga"}
 DEFAULT_SYSTEM = "sac-server"
 INSTANCES = ("gpu", "socket", "device", "system")
+_SYSTEM_KEYS = ("description", "gpus", "sockets", "devices", "link", "path", "compute")
 _FIGURE_KEYS = ("value", "source", "date", "note")
 
 
@@ -64,11 +65,16 @@ def load_system(name: str = DEFAULT_SYSTEM) -> SystemProfile:
         UserError: no such profile, or one that is not right.
     """
     file = _file(name, "system", system_names())
-    table = _with_base(read_toml(file, "profile"), file, ())
+    raw = read_toml(file, "profile")
     where = str(file)
-    _refuse_unknown(
-        table, ("description", "gpus", "sockets", "devices", "link", "path", "compute"), where
-    )
+    lacking = [key for key in _SYSTEM_KEYS if key not in raw]
+    if lacking and "base" not in raw:
+        raise UserError(
+            f"{where} lacks {', '.join(lacking)}",
+            remedy=f'to change a profile that is there, write base = "{DEFAULT_SYSTEM}" at the top',
+        )
+    table = _with_base(raw, file, ())
+    _refuse_unknown(table, _SYSTEM_KEYS, where)
     links = {key: _link_spec(key, value, file) for key, value in _tables(table, "link", where)}
     compute = _table(table, "compute", where)
     _refuse_unknown(compute, _field_names(ComputeModel), f"{where} [compute]")
@@ -188,6 +194,11 @@ def _link_spec(name: str, table: dict[str, Any], file: Path) -> LinkSpec:
     where = f"{file} [link.{name}]"
     _refuse_unknown(table, ("media", "per", *_field_names(LinkModel)), where)
     per = table.get("per")
+    if per is None:
+        raise UserError(
+            f"{where}: per is missing: no profile that it starts from has this link",
+            remedy=f"write per = one of {', '.join(INSTANCES)}, or name a link of the base",
+        )
     if per not in INSTANCES:
         raise unknown(f"{where}: per =", str(per), INSTANCES)
     media = load_media(_text(table, "media", where)).model
@@ -227,3 +238,25 @@ def _list(value: object, key: str, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise UserError(f"{where}: {key} is not a list of names", remedy='write ["a", "b"]')
     return value
+
+
+def profile_figures(name: str) -> dict[str, Figure]:
+    """Every number of a system or media profile, by its place: "link.nic.latency_ns".
+
+    Raises:
+        UserError: no such profile, or one that is not right.
+    """
+    if name in media_names():
+        return dict(_figures_in(load_media(name).model, ""))
+    if not name.endswith(".toml") and name not in system_names():
+        raise unknown("profile", name, [*system_names(), *media_names()])
+    system = load_system(name)
+    parts: list[tuple[str, object]] = [("", system), ("compute.", system.compute)]
+    parts += [(f"link.{link.name}.", link.model) for link in system.links.values()]
+    parts += [(f"path.{path.name}.", path) for path in system.paths.values()]
+    return {key: figure for prefix, part in parts for key, figure in _figures_in(part, prefix)}
+
+
+def _figures_in(part: object, prefix: str) -> list[tuple[str, Figure]]:
+    values = ((field.name, getattr(part, field.name)) for field in fields(part))  # type: ignore[arg-type]
+    return [(f"{prefix}{key}", value) for key, value in values if isinstance(value, Figure)]
