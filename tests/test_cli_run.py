@@ -226,7 +226,7 @@ def test_outputs_are_as_long_as_the_trace_says_unless_told_otherwise(
     trace.write_text("".join(line % pair for pair in lengths))
 
     def planned(options: str) -> list[tuple[int, int]]:
-        done = emu(f"run --dry-run {options}")
+        done = emu(f"run --dry-run --json {options}")
         assert done.returncode == 0, done.stderr
         requests = json.loads(done.stdout)["requests"]
         return [(r["input_tokens"], r["output_tokens"]) for r in requests]
