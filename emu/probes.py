@@ -6,7 +6,6 @@ A probe returns why it failed; what that costs and what mends it stand beside it
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import importlib
 import mmap
@@ -227,27 +226,42 @@ def _qemu() -> Verdict:
 
 
 def _cxl_type3() -> Verdict:
-    status, output = _run(_QEMU, "-device", "help")
+    status, output = _run(_QEMU, "-device", "cxl-type3,help")
     if status != 0:
         return False, output.strip().splitlines()[0] if output.strip() else f"status {status}"
-    there = 'name "cxl-type3"' in output
-    return there, "QEMU has the device" if there else "this QEMU has no device cxl-type3"
+    there = "volatile-memdev" in output
+    return there, f"QEMU {'has' if there else 'has no'} volatile CXL Type-3 devices"
+
+
+def _guest_kernel() -> Verdict:
+    from emu.provision.guest_image import guest_image
+
+    image = guest_image()
+    return True, f"kernel {image.version}, {image.initramfs}"
+
+
+def _installed(*programs: str) -> Verdict:
+    missing = [program for program in programs if shutil.which(program) is None]
+    return not missing, f"no {', '.join(missing)}" if missing else f"{', '.join(programs)}"
+
+
+def _rdma_clients() -> Verdict:
+    return _installed("ibv_rc_pingpong", "ib_read_bw")
+
+
+def _fio() -> Verdict:
+    return _installed("fio")
 
 
 def _kvm() -> Verdict:
-    """Never ok: only booting a guest proves KVM (a nested one dies in the guest's decompressor)."""
-    try:
-        fd = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        return False, f"/dev/kvm: {error.strerror}"
-    try:
-        version = fcntl.ioctl(fd, 0xAE00)  # KVM_GET_API_VERSION
-        os.close(fcntl.ioctl(fd, 0xAE01))  # KVM_CREATE_VM
-    except OSError as error:
-        return False, f"/dev/kvm opens, but makes no machine: {error.strerror}"
-    finally:
-        os.close(fd)
-    return False, f"/dev/kvm opens (API {version}) and makes a machine, which proves no guest boots"
+    """By the guest that `emu up` tries, too: /dev/kvm alone proves nothing."""
+    from emu.errors import HostError
+    from emu.provision.guest_facts import gather_guest_facts
+
+    found = gather_guest_facts()
+    if isinstance(found, HostError):
+        return False, f"not tried: {found.message}"
+    return found.accelerator == "kvm", found.accelerator_reason
 
 
 def _perf() -> Verdict:
@@ -265,7 +279,10 @@ def _perf() -> Verdict:
     return count > 0, f"counted {count} instructions"
 
 
-_NONE_NOW = "nothing in this version: its only driver, local, does without"
+_NO_GUESTS = "emu up --driver qemu is refused; auto takes the local driver"
+_NONE_NOW = (
+    "no soft-RoCE on this machine itself; guests have their own, the local driver does without"
+)
 PROBES: dict[str, _Probe] = {
     "python": _Probe(_python, "emu runs on Linux x86-64 only", "use such a machine"),
     "native": _Probe(
@@ -304,9 +321,18 @@ PROBES: dict[str, _Probe] = {
     ),
     "uverbs": _Probe(_uverbs, _NONE_NOW, "modprobe ib_uverbs, and an RDMA device"),
     "rdma_rxe": _Probe(_rxe, _NONE_NOW, "a kernel with CONFIG_RDMA_RXE"),
-    "qemu": _Probe(_qemu, _NONE_NOW, "apt install qemu-system-x86"),
-    "cxl_type3": _Probe(_cxl_type3, _NONE_NOW, "QEMU 8.1 or later, built with CXL"),
-    "kvm": _Probe(_kvm, _NONE_NOW, "nothing to do; QEMU works without it, slower"),
+    "qemu": _Probe(_qemu, _NO_GUESTS, "scripts/guest-image, as root"),
+    "cxl_type3": _Probe(_cxl_type3, _NO_GUESTS, "QEMU 8.1 or later: scripts/guest-image, as root"),
+    "guest_kernel": _Probe(_guest_kernel, _NO_GUESTS, "scripts/guest-image"),
+    "rdma_clients": _Probe(
+        _rdma_clients,
+        "ibv_rc_pingpong and ib_read_bw cannot try a guest's soft-RoCE",
+        "apt install perftest ibverbs-utils",
+    ),
+    "fio": _Probe(_fio, "fio cannot try a guest's devdax", "apt install fio"),
+    "kvm": _Probe(
+        _kvm, "guests run by TCG: about ten times slower", "nothing to do; everything works so"
+    ),
     "perf": _Probe(
         _perf,
         "no hardware counters beside the figures of emu bench",

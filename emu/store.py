@@ -145,12 +145,15 @@ class StoreOptions:
             exist have their own size.
         numa_node: bind the memory to this node, verified after touch.
         coherent: True where hardware keeps hosts coherent; False makes the store flush and fence in software.
+        borrow: the pool's directory is on another host that shares this device: requests come by descriptor only
+            (attach, gather, append, publish); the owner must hold them meanwhile.
         timing: charges operations to a time model; None charges nothing.
     """
 
     capacity_bytes: int = 0
     numa_node: int | None = None
     coherent: bool = True
+    borrow: bool = False
     timing: Timing | None = field(default=None, compare=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,8 +62,21 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    """A private $XDG_STATE_HOME and run directory; whatever a failed test left up is taken down."""
+def home(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Home]:
+    """A private $XDG_STATE_HOME and run directory; whatever a failed test left up is taken down.
+
+    Its cache holds no guest kernel, so that the driver is local unless a test says otherwise.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    with private_home(tmp_path, monkeypatch) as made:
+        yield made
+
+
+@contextmanager
+def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    """A private $XDG_STATE_HOME and run directory; with the user's own cache, so that guests can be had."""
     from emu.provision.runner import Runner
     from emu.provision.state import StateDirectory
 
@@ -78,3 +92,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
         for name in state.names():
             Runner(state).down(name)
         shutil.rmtree(run)
+
+
+@pytest.fixture
+def guest_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    """As home, for a test that boots guests."""
+    with private_home(tmp_path, monkeypatch) as made:
+        yield made

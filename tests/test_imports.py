@@ -31,11 +31,22 @@ MAY_IMPORT = {
     "pool": FOUNDATION | {"descriptor_wire", "process", "_native"},
     "timing": {"errors", "suggest", "process", "_native"},
     "trace": {"errors"},
-    "provision": {"errors", "units", "suggest", "server", "registry", "timing"} | HOST,
+    "guest": {"errors"},
+    "provision": {"errors", "units", "suggest", "server", "registry", "timing", "guest"} | HOST,
     "probes": {"errors", "units", "suggest", "host_memory", "numa", "provision", "_native"},
     "sac": FOUNDATION
     | HOST
-    | {"json_output", "suggest", "_native", "registry", "server", "timing", "trace", "provision"},
+    | {
+        "json_output",
+        "suggest",
+        "_native",
+        "registry",
+        "server",
+        "timing",
+        "trace",
+        "guest",
+        "provision",
+    },
     "bench": FOUNDATION | {"_native", "registry", "server"},
 }
 

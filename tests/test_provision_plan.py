@@ -30,6 +30,7 @@ FACTS = Facts(
     page_bytes=4096,
     testbeds=frozenset(),
     paths={},
+    guests=HostError("there is no guest kernel", capability="guest_kernel", remedy="get one"),
 )
 
 
@@ -75,14 +76,14 @@ def test_devices_on_a_disk_take_no_memory() -> None:
 
 def test_auto_says_its_choice_and_the_reason() -> None:
     plan = make_plan(spec(), FACTS)
-    assert (plan.driver, plan.reason) == ("local", "this version has only the local driver")
+    assert (plan.driver, plan.reason) == ("local", "there is no guest kernel (get one)")
     assert make_plan(spec(driver="local"), FACTS).driver == "local"
 
 
 def test_qemu_is_one_clear_error() -> None:
-    with pytest.raises(HostError, match="this version has only the local driver") as caught:
+    with pytest.raises(HostError, match="there is no guest kernel") as caught:
         make_plan(spec(driver="qemu"), FACTS)
-    assert caught.value.capability == "qemu"
+    assert caught.value.capability == "guest_kernel"
 
 
 REFUSALS: list[tuple[dict[str, object], dict[str, object], type[EmuError], list[str]]] = [

@@ -53,7 +53,7 @@ def test_flags_and_file_make_the_same_spec(tmp_path: Path) -> None:
 def test_defaults() -> None:
     spec = make_spec(Flags(cxl_devices=4))
     assert (spec.name, spec.driver, spec.hosts, spec.coherence) == ("default", "auto", 1, "bi")
-    assert (spec.profile, spec.rdma, spec.node_bytes) == ("sac-server", "node", None)
+    assert (spec.profile, spec.rdma, spec.node_bytes) == ("sac-server", "auto", None)
     assert spec.devices == tuple(DeviceSpec(n, 256 << 20, None, "volatile") for n in range(1, 5))
 
 

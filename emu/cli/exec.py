@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -16,29 +17,60 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from emu.provision.testbed import Testbed
+
+TIMEOUT_STATUS = 124
+"""As timeout(1) has it."""
+
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
 @name_option
 @click.argument("host")
-@click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(name: str | None, host: str, cmd: tuple[str, ...]) -> None:
-    """Run CMD on HOST with the testbed's environment; exit with its status.
+@click.argument("cmd", nargs=-1, type=click.UNPROCESSED)
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="S", help="Kill it after that.")
+@click.option("-t", "--tty", is_flag=True, help="Give CMD this terminal; its output is not logged.")
+def command(
+    name: str | None, host: str, cmd: tuple[str, ...], timeout: float | None, tty: bool
+) -> None:
+    """Run CMD on HOST with the testbed's environment; exit with its status (124 after --timeout).
 
-    Its output is passed on and kept in the host's log (`emu logs HOST`).
+    Without CMD, on a terminal, a shell. The output is passed on and kept in the host's log (`emu logs HOST`).
     """
     from emu.provision import execute
     from emu.provision.testbed import Testbed
 
     testbed = Testbed.find(name)
-    argv = list(cmd[1:] if cmd[0] == "--" else cmd)
+    argv = list(cmd[1:] if cmd[:1] == ("--",) else cmd)
+    if not argv or tty:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise click.UsageError("a shell, or --tty, needs a terminal; give a CMD")
+        sys.exit(_on_terminal(testbed, host, argv or [os.environ.get("SHELL", "/bin/sh")], timeout))
+    deadline = None if timeout is None else time.monotonic() + timeout
     child = testbed.spawn(host, argv, stdin=None, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         _pass_signals(child)
-        execute.pump(testbed, host, child, execute.Sinks(_to(1), _to(2)))
+        execute.pump(testbed, host, child, execute.Sinks(_to(1), _to(2)), deadline=deadline)
         status = execute.ended_status(child)
+    except subprocess.TimeoutExpired:
+        click.echo(f"emu: {argv[0]} was killed after {timeout:g} s", err=True)
+        status = TIMEOUT_STATUS
     finally:
         execute.end(testbed, child)
     sys.exit(status)
+
+
+def _on_terminal(testbed: Testbed, host: str, argv: list[str], timeout: float | None) -> int:
+    from emu.provision import execute
+
+    child = testbed.spawn(host, argv, with_terminal=True)
+    try:
+        _pass_signals(child)
+        child.wait(timeout)
+        return execute.ended_status(child)
+    except subprocess.TimeoutExpired:
+        return TIMEOUT_STATUS
+    finally:
+        execute.end(testbed, child)
 
 
 def _to(fd: int) -> Callable[[bytes], None]:

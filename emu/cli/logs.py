@@ -15,7 +15,7 @@ from emu.cli.common import name_option
 @click.argument("host", required=False)
 @name_option
 def command(host: str | None, name: str | None) -> None:
-    """Print the log of HOST, or of "memory-node"; without it, all logs."""
+    """Print the log of HOST, "HOST-console", "network" or "memory-node"; without it, all logs."""
     from emu.errors import TestbedError, UserError
     from emu.provision.plan import log_path
     from emu.provision.state import StateDirectory
@@ -25,6 +25,8 @@ def command(host: str | None, name: str | None) -> None:
     state = StateDirectory()
     record = state.load(resolve_name(name, state))
     roles = [*record.hosts, *(["memory-node"] if record.node_socket else [])]
+    if record.guests:
+        roles += [*(f"{guest.host}-console" for guest in record.guests), "network"]
     if host is not None and host not in roles:
         raise UserError(
             f"testbed {record.name!r} has no host {host!r}", remedy=did_you_mean(host, roles)

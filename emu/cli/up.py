@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 )
 @click.option("--driver", metavar="auto|local|qemu", help="What makes the devices. [default: auto]")
 @click.option("--device-size", metavar="SIZE", help="Size of each device. [default: 256M]")
+@click.option("--topology", metavar="direct|switch", help="Of a guest's devices. [default: direct]")
+@click.option("--interleave", type=int, metavar="N", help="Devices in one region. [default: 1]")
 @click.option("--hosts", type=int, metavar="N", help="Number of hosts. [default: 1]")
 @click.option("--coherence", metavar="bi|none", help="Between hosts. [default: bi]")
 @click.option("--profile", metavar="NAME", help="System profile. [default: sac-server]")
-@click.option("--rdma", metavar="node|off", help="Start a memory node or not. [default: node]")
+@click.option(
+    "--rdma",
+    metavar="auto|node|rxe|off",
+    help="A memory node on this machine, or soft-RoCE in guests. [default: auto]",
+)
 @click.option("--name", metavar="NAME", help="Name of the testbed. [default: default]")
 @click.option(
     "--dir",

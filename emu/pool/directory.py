@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from emu.errors import KeyExists, KeyMissing, MediumError, StaleDescriptor, StoreFull, UserError
 from emu.pool import records, space
+from emu.pool.borrowed import room_for_tokens
 from emu.pool.database import Database
 from emu.pool.opening import open_pool
 from emu.pool.records import Entry, Lease, Wanted
@@ -246,6 +247,8 @@ class Directory:
     def attach(self, descriptor: Descriptor) -> Lease:
         """Take a lease on what a descriptor names.
 
+        A host that shares the device but not this directory says by its descriptor what it has appended.
+
         Raises:
             StaleDescriptor: it is gone, or was on another pool.
         """
@@ -259,6 +262,15 @@ class Directory:
             ):
                 raise StaleDescriptor(
                     device=self.device, key=descriptor.key, generation=descriptor.generation
+                )
+            if descriptor.num_tokens > entry.num_tokens:
+                if descriptor.num_tokens > room_for_tokens(entry, self._layout):
+                    raise StaleDescriptor(
+                        device=self.device, key=descriptor.key, generation=descriptor.generation
+                    )
+                db.execute(
+                    "UPDATE requests SET num_tokens = ? WHERE generation = ?",
+                    (descriptor.num_tokens, entry.generation),
                 )
             return self._add_lease(db, entry.generation)
 

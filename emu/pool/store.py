@@ -15,6 +15,7 @@ from emu.errors import (
     StoreError,
     UserError,
 )
+from emu.pool.borrowed import BorrowedDirectory
 from emu.pool.directory import Directory
 from emu.pool.held import HeldRequests
 from emu.pool.records import Wanted
@@ -57,7 +58,9 @@ class PoolStore(KVStore):
         self._pid = os.getpid()
         self._closed = False
         try:
-            self._directory = Directory(medium, layout)
+            self._directory: Directory | BorrowedDirectory = (
+                BorrowedDirectory(medium, layout) if options.borrow else Directory(medium, layout)
+            )
         except BaseException:
             medium.close()
             raise

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from emu.errors import TestbedError
 from emu.provision import process
-from emu.provision.steps import AllocateDevice, MakeDirectory, MakeFile, MakeScratch, StartProcess
+from emu.provision.steps import (
+    AllocateDevice,
+    MakeDirectory,
+    MakeFile,
+    MakeScratch,
+    StartGuest,
+    StartProcess,
+)
 from emu.provision.undo import draft_path, owns_run_dir, running
 
 if TYPE_CHECKING:
@@ -77,7 +84,11 @@ def inspect(state: StateDirectory, name: str) -> Condition:
     processes = _processes(record)
     alive = {row["role"] for row in processes if not row["host"]}
     for entry in record.steps:
-        if isinstance(entry.step, StartProcess) and entry.done and entry.step.role not in alive:
+        if (
+            isinstance(entry.step, (StartProcess, StartGuest))
+            and entry.done
+            and entry.step.role not in alive
+        ):
             missing.append(f"process {entry.step.role}")
     missing += [d.path for d in record.devices if d.existing and not os.path.lexists(d.path)]
     found = _state(record, missing, locked=state.is_locked(name))

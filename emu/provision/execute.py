@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from emu.provision.state import ProcessRecord
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from emu.guest.guest import Guest
     from emu.provision.testbed import Testbed
 
 Sink = Callable[[bytes], None]
@@ -45,6 +47,7 @@ def spawn(
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
+    with_terminal: bool = False,
     **popen: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a program on a host and record it, so that down ends it.
@@ -54,6 +57,7 @@ def spawn(
         host: "host0", ...
         argv: the command.
         env: on top of this process's environment and the host's.
+        with_terminal: stdin and stdout are this terminal; a guest's program gets one of its own.
         popen: more arguments of subprocess.Popen.
 
     Raises:
@@ -64,6 +68,10 @@ def spawn(
         raise UserError("no command to run")
     tagged = {process.TAG: testbed.record.id}
     full_env = {**os.environ, **testbed.env(host), **(env or {}), **tagged}
+    guest = testbed.guest(host)
+    role = argv[0]
+    if guest is not None:
+        argv = proxy_argv(guest, argv, with_terminal=with_terminal)
     try:
         child: subprocess.Popen[bytes] = subprocess.Popen(argv, env=full_env, **popen)
     except (OSError, ValueError) as error:
@@ -71,12 +79,18 @@ def spawn(
     try:
         started = process.identify(child.pid)
         if started is not None:
-            _register(testbed, ProcessRecord(started, role=argv[0], host=host))
+            _register(testbed, ProcessRecord(started, role=role, host=host))
     except BaseException:
         child.kill()
         child.wait()
         raise
     return child
+
+
+def proxy_argv(guest: Guest, argv: Sequence[str], *, with_terminal: bool) -> list[str]:
+    """The command that stands here for a program in a guest: same streams, signals and end."""
+    module = [sys.executable, "-P", "-m", "emu.guest.proxy"]
+    return [*module, guest.directory, str(guest.ports), "tty" if with_terminal else "plain", *argv]
 
 
 def forget(testbed: Testbed, pid: int) -> None:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 
 from emu.devdax import devdax_bytes
 from emu.host_memory import MEMORY_FILE_SYSTEMS, available_bytes, cgroup_free_bytes, mount_of
+from emu.provision.guest_facts import gather_guest_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from emu.errors import HostError
+    from emu.provision.guest_facts import GuestFacts
     from emu.provision.spec import TestbedSpec
 
 SHM = Path("/dev/shm")
@@ -54,6 +57,7 @@ class Facts:
         page_bytes: the page size.
         testbeds: names that are taken.
         paths: facts about the spec's device paths.
+        guests: what guests can run on, or why they cannot; None where nobody asks for guests.
     """
 
     python: str
@@ -69,6 +73,7 @@ class Facts:
     page_bytes: int
     testbeds: frozenset[str]
     paths: Mapping[str, PathFacts]
+    guests: GuestFacts | HostError | None = None
 
 
 def default_root() -> Path:
@@ -103,6 +108,7 @@ def gather_facts(spec: TestbedSpec, directory: Path | None, testbeds: Iterable[s
         paths={
             device.path: path_facts(Path(device.path)) for device in spec.devices if device.path
         },
+        guests=None if spec.driver == "local" else gather_guest_facts(),
     )
 
 

@@ -6,6 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from emu.errors import HostError, TestbedError, UserError
+from emu.guest.session import agent_socket
+from emu.provision.guest_plan import (
+    guest_memory_bytes,
+    guest_steps,
+    plan_guests,
+    refuse_what_qemu_lacks,
+)
 from emu.provision.spec import MIN_DEVICE_BYTES, TestbedSpec
 from emu.provision.steps import (
     AllocateDevice,
@@ -22,7 +29,9 @@ from emu.server import READY
 from emu.units import format_size
 
 if TYPE_CHECKING:
+    from emu.guest.guest import Guest
     from emu.provision.facts import Facts
+    from emu.provision.state import Record
 
 SOCKET_PATH_BYTES = 107
 """The longest path of a unix socket (sun_path of unix(7), less its final zero)."""
@@ -61,6 +70,7 @@ class Plan:
         profile: the system profile.
         devices: the pool.
         node_socket: the memory node's socket, None without one.
+        guests: of the qemu driver, one for each host.
         memory_bytes: memory that the testbed takes.
         steps: what to do, in order; down undoes them in reverse.
     """
@@ -74,6 +84,7 @@ class Plan:
     profile: str
     devices: tuple[Device, ...]
     node_socket: str | None
+    guests: tuple[Guest, ...]
     memory_bytes: int
     steps: tuple[Step, ...] = ()
 
@@ -82,60 +93,102 @@ class Plan:
         return {**asdict(self), "steps": [step_to_json(step) for step in self.steps]}
 
 
-def choose_driver(requested: str) -> tuple[str, str]:
-    """The driver and the reason for it.
-
-    Raises:
-        HostError: the driver asked for is not there.
-    """
-    if requested == "qemu":
-        raise HostError(
-            "this version has only the local driver", capability="qemu", remedy="use --driver local"
-        )
-    if requested == "local":
-        return "local", "you asked for it"
-    return "local", "this version has only the local driver"
-
-
 def make_plan(spec: TestbedSpec, facts: Facts) -> Plan:
     """The plan that makes this testbed on this machine, or the reason why not; touches nothing.
+
+    The driver "auto" is qemu where that can make what is asked for, else local; the plan's reason says why.
 
     Raises:
         UserError: the spec asks for what this driver or this machine's sizes cannot give.
         HostError: the driver is not there, or memory or disk do not suffice; says the numbers.
         TestbedError: the name is taken, or something lies where the run directory would be.
     """
-    driver, reason = choose_driver(spec.driver)
     _refuse_taken(spec, facts)
+    if spec.driver == "local":
+        return _local_plan(spec, facts, "you asked for it")
+    try:
+        plan = _guest_plan(spec, facts)
+    except (UserError, HostError) as error:
+        if spec.driver == "qemu":
+            raise
+        return _local_plan(spec, facts, str(error))
+    return (
+        replace(plan, reason=f"you asked for it; {plan.reason}") if spec.driver == "qemu" else plan
+    )
+
+
+def _local_plan(spec: TestbedSpec, facts: Facts, reason: str) -> Plan:
     _refuse_what_local_lacks(spec)
     run_dir = f"{facts.root}/{spec.name}"
-    devices = tuple(
-        _device(spec, number, f"{run_dir}/cxl{number}", facts)
-        for number in range(len(spec.devices))
-    )
+    devices = _all_devices(spec, run_dir, facts)
     node_bytes = 0
-    if spec.rdma == "node":
+    if spec.rdma in {"auto", "node"}:
         node_bytes = spec.node_bytes or max(device.size_bytes for device in devices)
     socket = f"{run_dir}/memory-node.sock" if node_bytes else None
-    if socket and len(socket.encode()) > SOCKET_PATH_BYTES:
-        raise UserError(
-            f"{socket} is too long for a socket",
-            remedy="use a shorter --dir or --name, or --rdma off",
-        )
-    memory_bytes = _refuse_what_does_not_fit(devices, node_bytes, facts)
+    _refuse_long_socket(socket or "", "use a shorter --dir or --name, or --rdma off")
     plan = Plan(
         name=spec.name,
-        driver=driver,
+        driver="local",
         reason=reason,
         run_dir=run_dir,
-        hosts=tuple(f"host{number}" for number in range(spec.hosts)),
+        hosts=_host_names(spec),
         coherence=spec.coherence,
         profile=spec.profile,
         devices=devices,
         node_socket=socket,
-        memory_bytes=memory_bytes,
+        guests=(),
+        memory_bytes=_refuse_what_does_not_fit(devices, _node_need(node_bytes), facts),
     )
     return replace(plan, steps=tuple(_steps(plan, node_bytes, facts)))
+
+
+def _guest_plan(spec: TestbedSpec, facts: Facts) -> Plan:
+    """Raises: as make_plan."""
+    if isinstance(facts.guests, HostError):
+        raise facts.guests
+    assert facts.guests is not None
+    topology = refuse_what_qemu_lacks(spec)
+    run_dir = f"{facts.root}/{spec.name}"
+    devices = _all_devices(spec, run_dir, facts)
+    found = plan_guests(spec, run_dir, topology, facts.guests)
+    for guest in found:
+        longest = agent_socket(guest.directory, guest.ports)
+        _refuse_long_socket(longest, "use a shorter --dir or --name, or --driver local")
+    need = _Need(
+        f"{len(found)} guest{'s' if len(found) != 1 else ''}",
+        guest_memory_bytes(facts.guests, len(found)),
+        ", ask for fewer --hosts, or use --driver local",
+    )
+    plan = Plan(
+        name=spec.name,
+        driver="qemu",
+        reason=facts.guests.describe(),
+        run_dir=run_dir,
+        hosts=_host_names(spec),
+        coherence=spec.coherence,
+        profile=spec.profile,
+        devices=devices,
+        node_socket=None,
+        guests=found,
+        memory_bytes=_refuse_what_does_not_fit(devices, need, facts),
+    )
+    steps = _steps(plan, 0, facts)
+    steps += guest_steps(plan, topology, facts, rxe=spec.rdma != "off")
+    return replace(plan, steps=tuple(steps))
+
+
+def _all_devices(spec: TestbedSpec, run_dir: str, facts: Facts) -> tuple[Device, ...]:
+    count = len(spec.devices)
+    return tuple(_device(spec, n, f"{run_dir}/cxl{n}", facts) for n in range(count))
+
+
+def _host_names(spec: TestbedSpec) -> tuple[str, ...]:
+    return tuple(f"host{number}" for number in range(spec.hosts))
+
+
+def _refuse_long_socket(path: str, remedy: str) -> None:
+    if len(path.encode()) > SOCKET_PATH_BYTES:
+        raise UserError(f"{path} is too long for a socket", remedy=remedy)
 
 
 def _refuse_taken(spec: TestbedSpec, facts: Facts) -> None:
@@ -159,6 +212,7 @@ def _refuse_taken(spec: TestbedSpec, facts: Facts) -> None:
 
 def _refuse_what_local_lacks(spec: TestbedSpec) -> None:
     lacking = {
+        "rdma 'rxe'": spec.rdma == "rxe",
         "topology 'switch'": spec.topology != "direct",
         "interleave": spec.interleave != 1,
         "persistent devices": any(device.kind != "volatile" for device in spec.devices),
@@ -206,13 +260,27 @@ def _existing_size(path: str, wanted: int | None, facts: Facts) -> int:
     return wanted or found.size_bytes
 
 
-def _refuse_what_does_not_fit(devices: tuple[Device, ...], node_bytes: int, facts: Facts) -> int:
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Memory beside the devices': what for, how much, and how to do with less."""
+
+    words: str
+    nbytes: int
+    ways: str
+
+
+def _node_need(node_bytes: int) -> _Need | None:
+    if not node_bytes:
+        return None
+    words = f"a memory node of {format_size(node_bytes)}"
+    return _Need(words, node_bytes + NODE_PROCESS_BYTES, ", or go without the node by --rdma off")
+
+
+def _refuse_what_does_not_fit(devices: tuple[Device, ...], need: _Need | None, facts: Facts) -> int:
     """The memory that the testbed takes, if it fits."""
     sizes = [device.size_bytes for device in devices if not device.existing]
     on_disk = sum(sizes)
-    memory = (on_disk if facts.memory_backed else 0) + (
-        node_bytes + NODE_PROCESS_BYTES if node_bytes else 0
-    )
+    memory = on_disk if facts.memory_backed else 0
     asked = f"{len(sizes)} device{'s' if len(sizes) != 1 else ''} of {format_size(on_disk)} in all"
     ways = "make --device-size smaller, ask for fewer devices"
     if on_disk > facts.fs_free_bytes:
@@ -220,11 +288,12 @@ def _refuse_what_does_not_fit(devices: tuple[Device, ...], node_bytes: int, fact
             f"{asked} do not fit {facts.file_system}: {format_size(facts.fs_free_bytes)} free",
             capability="shm",
             remedy=f"{ways}, or put them elsewhere with --dir"
-            + ("; a container takes --shm-size" if facts.file_system == "/dev/shm" else ""),
+            + ("; a container takes --shm-size" if facts.memory_backed else ""),
         )
-    if node_bytes:
-        asked += f" and a memory node of {format_size(node_bytes)}"
-        ways += ", or go without the node by --rdma off"
+    if need is not None:
+        memory += need.nbytes
+        asked += f" and {need.words}"
+        ways += need.ways
     if facts.memory_backed:
         ways += ", or put the devices on a disk with --dir"
     limits = {"of memory are free": facts.free_memory_bytes}
@@ -246,7 +315,7 @@ def _steps(plan: Plan, node_bytes: int, facts: Facts) -> list[Step]:
     steps += [AllocateDevice(d.path, d.size_bytes) for d in plan.devices if not d.existing]
     steps.append(MakeScratch(scratch_path(plan.run_dir)))
     for host in plan.hosts:
-        env = host_env(plan.name, host, plan.devices, plan.node_socket)
+        env = host_env(plan, host)
         lines = "".join(f"{key}={value}\n" for key, value in env.items())
         steps += [
             MakeFile(f"{plan.run_dir}/{host}.env", lines),
@@ -260,16 +329,12 @@ def _steps(plan: Plan, node_bytes: int, facts: Facts) -> list[Step]:
     return steps
 
 
-def host_env(
-    plan_name: str, host: str, devices: tuple[Device, ...], node: str | None
-) -> dict[str, str]:
+def host_env(where: Plan | Record, host: str) -> dict[str, str]:
     """The environment that tells a host's programs where their pool is."""
-    env = {
-        "EMU_TESTBED": plan_name,
-        "EMU_HOST": host,
-        "EMU_CXL_DEVICES": ":".join(device.path for device in devices),
-    }
-    return env if node is None else {**env, "EMU_RDMA_NODE": node}
+    inside = {guest.host: guest.devices for guest in where.guests}
+    devices = inside.get(host, tuple(device.path for device in where.devices))
+    env = {"EMU_TESTBED": where.name, "EMU_HOST": host, "EMU_CXL_DEVICES": ":".join(devices)}
+    return env if where.node_socket is None else {**env, "EMU_RDMA_NODE": where.node_socket}
 
 
 def scratch_path(run_dir: str) -> str:

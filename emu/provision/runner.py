@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emu.errors import HostError, TestbedError
-from emu.provision import launch, process
+from emu.provision import boot, launch, process
 from emu.provision.state import FileId, ProcessRecord, Record, StateDirectory, StepRecord
 from emu.provision.steps import (
     AllocateDevice,
@@ -18,6 +18,8 @@ from emu.provision.steps import (
     MakeFile,
     MakeRoot,
     MakeScratch,
+    SetUpGuest,
+    StartGuest,
     StartProcess,
 )
 from emu.provision.undo import MARKER, Undone, draft_path, running, undo
@@ -97,6 +99,10 @@ class Runner:
                     self._publish(record, entry, draft, Path(step.path))
                 case StartProcess():
                     self._start(record, entry, step)
+                case StartGuest():
+                    boot.start(record, step, lambda: self.state.save(record))
+                case SetUpGuest():
+                    boot.set_up(record, step, lambda: self.state.save(record))
         except OSError as error:
             raise TestbedError(
                 f"cannot {step}: {error.strerror or error}",
@@ -193,6 +199,7 @@ def _new_record(plan: Plan, owner: ProcessId | None) -> Record:
         profile=plan.profile,
         devices=plan.devices,
         node_socket=plan.node_socket,
+        guests=plan.guests,
         owner=owner,
         steps=[StepRecord(step) for step in plan.steps],
     )

@@ -17,7 +17,7 @@ DRIVERS = ("auto", "local", "qemu")
 COHERENCE = ("bi", "none")
 DEVICE_KINDS = ("volatile", "persistent")
 TOPOLOGIES = ("direct", "switch")
-RDMA_MODES = ("node", "off")
+RDMA_MODES = ("auto", "node", "rxe", "off")
 MAX_DEVICES = 16
 MAX_HOSTS = 16
 MIN_DEVICE_BYTES = 1 << 20
@@ -59,7 +59,8 @@ class TestbedSpec:
         devices: the pool's devices.
         topology: "direct" or "switch".
         interleave: devices that one region spans.
-        rdma: "node" starts a memory node, "off" none.
+        rdma: "node" starts a memory node on this machine, "rxe" is soft-RoCE in guests, "off" is nothing, "auto" is
+            "rxe" with guests and "node" without.
         node_bytes: the memory node's memory; None means one device's size.
     """
 
@@ -89,6 +90,8 @@ class Flags:
     coherence: str | None = None
     profile: str | None = None
     rdma: str | None = None
+    topology: str | None = None
+    interleave: int | None = None
 
 
 def _typed(where: str, value: object, kind: type[T], words: str) -> T:
@@ -186,6 +189,8 @@ _FLAG_KEYS = {
     "coherence": ("testbed", "coherence"),
     "profile": ("testbed", "profile"),
     "rdma": ("rdma", "mode"),
+    "topology": ("topology", "kind"),
+    "interleave": ("topology", "interleave"),
 }
 _CHECK_COUNT = _integer(1, MAX_DEVICES)
 
@@ -216,7 +221,7 @@ def make_spec(flags: Flags, file: Path | None = None) -> TestbedSpec:
         devices=_devices(flags, devices, file),
         topology=tables["topology"].get("kind", "direct"),
         interleave=tables["topology"].get("interleave", 1),
-        rdma=tables["rdma"].get("mode", "node"),
+        rdma=tables["rdma"].get("mode", "auto"),
         node_bytes=tables["rdma"].get("size"),
     )
 

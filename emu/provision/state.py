@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emu.errors import TestbedError
+from emu.guest.guest import Guest
 from emu.provision.plan import Device
 from emu.provision.process import ProcessId
 from emu.provision.steps import Step, step_from_json, step_to_json
@@ -19,7 +20,7 @@ from emu.provision.steps import Step, step_from_json, step_to_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Record:
     profile: str
     devices: tuple[Device, ...]
     node_socket: str | None
+    guests: tuple[Guest, ...]
     owner: ProcessId | None
     steps: list[StepRecord] = field(default_factory=list)
     processes: list[ProcessRecord] = field(default_factory=list)
@@ -111,6 +113,10 @@ class Record:
             raise ValueError("of another version of emu")
         raw["hosts"] = tuple(raw["hosts"])
         raw["devices"] = tuple(Device(**device) for device in raw["devices"])
+        for guest in raw["guests"]:
+            guest["devices"] = tuple(guest["devices"])
+            guest["device_bytes"] = tuple(guest["device_bytes"])
+        raw["guests"] = tuple(Guest(**guest) for guest in raw["guests"])
         raw["owner"] = raw["owner"] and ProcessId(**raw["owner"])
         raw["steps"] = [
             StepRecord(step_from_json(s["step"]), s["made"] and FileId(**s["made"]), s["done"])

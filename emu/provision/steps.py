@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from emu.units import format_size
 
@@ -88,11 +89,68 @@ class StartProcess:
         return f"start {self.role}: {' '.join(self.argv)}"
 
 
-Step: TypeAlias = MakeRoot | MakeDirectory | MakeFile | AllocateDevice | MakeScratch | StartProcess
-STEPS: dict[str, type[Step]] = {
-    cls.__name__: cls
-    for cls in (MakeRoot, MakeDirectory, MakeFile, AllocateDevice, MakeScratch, StartProcess)
-}
+@dataclass(frozen=True, slots=True)
+class StartGuest:
+    """Start a guest's QEMU; SetUpGuest waits for it, so that guests boot side by side.
+
+    Attributes:
+        host: the guest's name.
+        argv: QEMU's command.
+        log: takes QEMU's words and the guest's console.
+    """
+
+    host: str
+    argv: tuple[str, ...]
+    log: str
+
+    @property
+    def role(self) -> str:
+        """The process's name in the record."""
+        return f"qemu {self.host}"
+
+    def __str__(self) -> str:
+        return f"start {self.role}: {shlex.join(self.argv)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpGuest:
+    """Wait for a guest's agent (and boot the guest anew where it hangs), then make its regions and network.
+
+    Attributes:
+        host: the guest's name.
+        directory: of its sockets.
+        ports: of its agent.
+        regions: serials of each region's devices, in the order of the interleave.
+        mac, address: of its interface.
+        peers: "name=address" of every host.
+        rxe: soft-RoCE on the interface.
+    """
+
+    host: str
+    directory: str
+    ports: int
+    regions: tuple[tuple[int, ...], ...]
+    mac: str
+    address: str
+    peers: tuple[str, ...]
+    rxe: bool
+
+    def __str__(self) -> str:
+        rxe = ", soft-RoCE" if self.rxe else ""
+        return f"set up {self.host}: {len(self.regions)} regions, {self.address}{rxe}"
+
+
+Step: TypeAlias = (
+    MakeRoot
+    | MakeDirectory
+    | MakeFile
+    | AllocateDevice
+    | MakeScratch
+    | StartProcess
+    | StartGuest
+    | SetUpGuest
+)
+STEPS: dict[str, type[Step]] = {cls.__name__: cls for cls in get_args(Step)}
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
@@ -102,7 +160,11 @@ def step_to_json(step: Step) -> dict[str, Any]:
 
 def step_from_json(raw: Mapping[str, Any]) -> Step:
     """The step that step_to_json wrote."""
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "action"}
+    values = {k: _tuples(v) for k, v in raw.items() if k != "action"}
     cls: Any = STEPS[raw["action"]]
     step: Step = cls(**values)
     return step
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -24,6 +24,7 @@ from emu.suggest import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from emu.guest.guest import Guest
     from emu.provision.state import Record
 
 DEFAULT_NAME = "default"
@@ -88,6 +89,18 @@ class Testbed:
         """Paths of the pool's devices."""
         return tuple(device.path for device in self.record.devices)
 
+    def guest(self, host: str) -> Guest | None:
+        """The guest that is this host, None where hosts are groups of processes."""
+        return next((guest for guest in self.record.guests if guest.host == host), None)
+
+    @property
+    def regions(self) -> tuple[tuple[str, int], ...]:
+        """(path, bytes) of the pool's devices as programs on the hosts see them."""
+        if not self.record.guests:
+            return tuple((device.path, device.size_bytes) for device in self.record.devices)
+        guest = self.record.guests[0]
+        return tuple(zip(guest.devices, guest.device_bytes, strict=True))
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """Names of the hosts: "host0", ..."""
@@ -129,7 +142,7 @@ class Testbed:
                 f"testbed {self.name!r} has no host {host!r}",
                 remedy=did_you_mean(host, self.hosts),
             )
-        return host_env(self.name, host, self.record.devices, self.node_socket)
+        return host_env(self.record, host)
 
     def log_path(self, host: str) -> str:
         """The log of a host."""

@@ -253,22 +253,38 @@ def run_command(options: RunOptions) -> None:
             remedy="leave --dir out, or take the testbed down first",
         )
     spec = _spec(options, found)
-    sizes = None if found is None else [device.size_bytes for device in found.record.devices]
+    sizes = None if found is None else [size for _, size in found.regions]
     plan = make_plan(spec, options, sizes)
     if options.dry_run:
         where = None if found is None else found.name
         sys.stdout.write(json_text({"testbed": where, **plan.to_json()}) + "\n")
         return
+    if found is not None and found.record.guests:
+        _refuse_what_guests_lack(plan)
     _check_memory(plan, found, options.directory)
     with _on(found, plan, options.directory) as bed, bed.workspace() as workspace:
         media = Media(
-            devices=[Path(path) for path in bed.devices[: spec.devices]],
+            devices=[Path(path) for path, _ in bed.regions[: spec.devices]],
             workspace=workspace,
             pool_bytes=plan.pool_bytes,
             copy_bytes=plan.copy_bytes,
         )
         runs = execute(plan, Setting(media, bed, _make_directories(out)))
     show(runs, plan, out, as_json=options.as_json)
+
+
+def _refuse_what_guests_lack(plan: RunPlan) -> None:
+    """Raises: UserError: a design whose pool guests cannot share, or a clock that means nothing there."""
+    for design in plan.designs:
+        if design.scheme != "cxl":
+            raise UserError(
+                f"backend {design.name} needs memory that the testbed's guests do not share",
+                remedy="use --backend cxl, or a testbed of --driver local",
+            )
+    if plan.spec.time == "paced":
+        raise UserError(
+            "guests cannot pace: their own time is QEMU's", remedy="use --time virtual or off"
+        )
 
 
 def _check_memory(plan: RunPlan, found: Testbed | None, directory: Path | None) -> None:
@@ -279,7 +295,7 @@ def _check_memory(plan: RunPlan, found: Testbed | None, directory: Path | None) 
 
 
 def _spec(options: RunOptions, found: Testbed | None) -> RunSpec:
-    available = DEFAULT_DEVICES if found is None else len(found.devices)
+    available = DEFAULT_DEVICES if found is None else len(found.regions)
     devices = options.devices or available
     if found is not None and devices > available:
         raise UserError(

@@ -27,24 +27,27 @@ class WorkerProcess:
     """One worker.
 
     Args:
-        role: "prefill", "decode" or "oracle".
+        roles: of "prefill", "decode" and "oracle", one or several.
         host: the testbed's host that it runs on.
         spec: the run's specification, as plain data.
         testbed: where it runs and is recorded; its output goes to the host's log.
     """
 
-    def __init__(self, role: str, host: str, spec: dict[str, Any], testbed: Testbed) -> None:
-        self.role = role
+    def __init__(
+        self, roles: Sequence[str], host: str, spec: dict[str, Any], testbed: Testbed
+    ) -> None:
+        self.role = " and ".join(roles)
         self._testbed = testbed
         self._log_path = Path(testbed.log_path(host))
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-P", "-m", "emu.sac.worker", role, "--fd", str(theirs.fileno())]
+        argv = [sys.executable, "-P", "-m", "emu.sac.worker", *roles]
+        if testbed.guest(host) is None:  # a guest's agent ends what its client leaves behind
+            argv += ["--parent", str(os.getpid())]
         with theirs, self._log_path.open("ab") as log:
             self._process = testbed.spawn(
                 host,
-                [*argv, "--parent", str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                argv,
+                stdin=theirs,
                 stdout=log,
                 stderr=log,
             )

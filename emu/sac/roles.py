@@ -45,7 +45,7 @@ class Role:
         self._stores: list[KVStore] = []
 
     def _open(self, message: Message) -> list[KVStore]:
-        options = StoreOptions(coherent=message["coherent"])
+        options = StoreOptions(coherent=message["coherent"], borrow=message.get("borrow", False))
         self._stores = [open_store(url, self._model.layout, options) for url in message["urls"]]
         return self._stores
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from emu.guest.files import get_file
 from emu.sac.figures import Verdict, run_figures
 from emu.sac.media import Media, pool_urls
 from emu.sac.processes import Call, WorkerProcess, call_all
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from emu.sac.plan import RequestPlan, RunSpec
 
 
+GUEST_OUTPUT = "/run"
+"""Where a guest's worker writes files."""
 _END_S = 1.0
 """How long a worker may take to end by itself."""
 
@@ -49,7 +52,7 @@ class Setting:
 
     Attributes:
         media: memory and devices.
-        testbed: prefill runs on its first host, decode on its last, the oracle beside prefill.
+        testbed: prefill runs on its first host, decode on its last.
         oplog_dir: where each design's operation log is kept, None keeps none.
     """
 
@@ -76,19 +79,31 @@ class Session:
         self._requests = [plan.to_json() for plan in plans]
         self._oracle_done = False
         self._workers: list[WorkerProcess] = []
+        self._players: dict[str, WorkerProcess] = {}
         try:
-            self._prefill, self._decode, self._oracle = (
-                self._start(role, asdict(spec)) for role in ("prefill", "decode", "oracle")
-            )
+            for host, roles in self._places():
+                worker = WorkerProcess(roles, host, asdict(spec), setting.testbed)
+                self._workers.append(worker)
+                self._players |= dict.fromkeys(roles, worker)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, role: str, spec: dict[str, Any]) -> WorkerProcess:
+    def _places(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Host and roles of each worker.
+
+        In guests every import of torch costs half a minute of their one CPU: the oracle's work is done by the
+        decode worker, which has nothing to do meanwhile.
+        """
+        first, last = self._setting.testbed.hosts[0], self._setting.testbed.hosts[-1]
+        if self._setting.testbed.record.guests:
+            return [(first, ("prefill",)), (last, ("decode", "oracle"))]
+        return [(first, ("prefill",)), (last, ("decode",)), (first, ("oracle",))]
+
+    def _borrow(self) -> bool:
+        """Whether the last host shares the devices with the first one, but no directory."""
         bed = self._setting.testbed
-        worker = WorkerProcess(role, bed.hosts[-1 if role == "decode" else 0], spec, bed)
-        self._workers.append(worker)
-        return worker
+        return bool(bed.record.guests) and len(bed.hosts) > 1
 
     def __enter__(self) -> Self:
         return self
@@ -122,27 +137,31 @@ class Session:
             }
             deliveries = self._prefill_and_oracle(design, where)
             self._progress.phase(f"{design.name}: decode")
-            decoded = self._call(self._decode, self._decode_message(design, where, deliveries))
+            decoded = self._call("decode", self._decode_message(design, where, deliveries))
+            self._fetch_oplog(design)
             records = sorted(
                 (Record.from_json(data) for data in decoded["records"]), key=lambda r: r.number
             )
             self._progress.phase(f"{design.name}: compare every byte")
             verdict = self._verify(where, records, decoded["descriptors"])
-            for worker in (self._decode, self._prefill):
-                self._call(worker, {"do": "release"})
+            for role in ("decode", "prefill"):
+                self._call(role, {"do": "release"})
         return run_figures(design.name, decoded["clock"], records, decoded["totals"], verdict)
 
-    def _call(self, worker: WorkerProcess, message: dict[str, Any]) -> Any:
-        return call_all([Call(worker, message)], self._workers, self._progress.tick)[0]
+    def _to(self, role: str, message: dict[str, Any]) -> Call:
+        return Call(self._players[role], {"role": role, **message})
+
+    def _call(self, role: str, message: dict[str, Any]) -> Any:
+        return call_all([self._to(role, message)], self._workers, self._progress.tick)[0]
 
     def _prefill_and_oracle(self, design: Design, where: dict[str, Any]) -> list[dict[str, Any]]:
         """Prefill; beside the first one the oracle does its in-memory run on the other core."""
-        calls = [Call(self._prefill, {"do": "prefill", **where})]
+        calls = [self._to("prefill", {"do": "prefill", **where})]
         if self._oracle_done:
             self._progress.phase(f"{design.name}: prefill")
         else:
             self._progress.phase(f"{design.name}: prefill, and the in-memory oracle")
-            calls.append(Call(self._oracle, {"do": "oracle", "requests": self._requests}))
+            calls.append(self._to("oracle", {"do": "oracle", "requests": self._requests}))
         deliveries: list[dict[str, Any]] = call_all(calls, self._workers, self._progress.tick)[0]
         self._oracle_done = True
         return deliveries
@@ -150,22 +169,43 @@ class Session:
     def _decode_message(
         self, design: Design, where: dict[str, Any], deliveries: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        oplog_dir = self._setting.oplog_dir
         return {
             "do": "decode",
             **where,
+            "borrow": self._borrow(),
             "design": design.name,
             "deliveries": deliveries,
             "copy_bytes": self._setting.media.copy_bytes,
-            "oplog": str(oplog_dir / f"ops-{design.name}.jsonl") if oplog_dir else "",
+            "oplog": self._oplog(design),
         }
+
+    def _oplog(self, design: Design) -> str:
+        """Where the decode worker writes its operation log, as it sees that place; "" for nowhere."""
+        directory = self._setting.oplog_dir
+        if directory is None:
+            return ""
+        inside = self._setting.testbed.guest(self._setting.testbed.hosts[-1]) is not None
+        return f"{GUEST_OUTPUT if inside else directory}/ops-{design.name}.jsonl"
+
+    def _fetch_oplog(self, design: Design) -> None:
+        """A guest's writes stay in the guest: bring the log out."""
+        directory = self._setting.oplog_dir
+        guest = self._setting.testbed.guest(self._setting.testbed.hosts[-1])
+        if directory is not None and guest is not None:
+            get_file(guest, self._oplog(design), directory / f"ops-{design.name}.jsonl")
 
     def _verify(
         self, where: dict[str, Any], records: list[Record], descriptors: dict[str, str]
     ) -> Verdict:
         tokens = {str(record.number): record.tokens for record in records}
-        message = {"do": "verify", **where, "descriptors": descriptors, "tokens": tokens}
-        verdicts = self._call(self._oracle, message)
+        message = {
+            "do": "verify",
+            **where,
+            "borrow": self._borrow(),
+            "descriptors": descriptors,
+            "tokens": tokens,
+        }
+        verdicts = self._call("oracle", message)
         return Verdict(
             tokens_match=all(v["tokens"] for v in verdicts),
             kv_bytes_match=not any(v["difference"] for v in verdicts),
