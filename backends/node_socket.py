@@ -1,4 +1,4 @@
-"""The Unix socket of a memory node: taking its path, reaching it, and clearing away what a dead node left."""
+"""Where a memory node listens: a path, of which a dead node's socket is cleared away, or a TCP port of a private network."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_PATH_BYTES = 107  # sun_path, without its terminating zero
 _START = "start one: python -m backends.memory_node --socket {} --size 256M"
+_START_TCP = "start one there: python -m backends.memory_node --socket PATH --listen {} --size 256M"
 
 
 def listen(path: Path) -> socket.socket:
@@ -48,24 +49,73 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
+def listen_tcp(address: str) -> socket.socket:
+    """A listening socket at HOST:PORT, an IPv4 address of this machine (port 0: the kernel chooses).
+
+    The control plane has no authentication: only a network that is private may lead there.
+
+    Raises:
+        UserError: not an address of this machine, or taken.
+    """
+    host, port = split_address(address)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"cannot listen at {address}: {error.strerror or error}",
+            remedy="use an IPv4 address of this machine and a free port",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def is_tcp(address: str) -> bool:
+    """Whether an address is HOST:PORT; a path has a slash."""
+    return "/" not in address and ":" in address
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST and PORT.
+
+    Raises:
+        UserError: not such an address.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UserError(
+            f"{address!r} is not HOST:PORT", remedy="write for instance rdma://host0:7471"
+        )
+    return host, int(port)
+
+
 def connect(address: str, timeout_s: float) -> socket.socket:
-    """A socket connected to the node at the address.
+    """A socket connected to the node at the address, a path or HOST:PORT.
 
     Raises:
         UserError: nobody listens there; the remedy is the command that starts a node.
     """
     if not address:
         raise UserError("no memory node's socket was named", remedy=_START.format("PATH"))
-    _check_length(address)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    remote = is_tcp(address)
+    if remote:
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        where: tuple[str, int] | str = split_address(address)
+    else:
+        _check_length(address)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        where = address
     connection.settimeout(timeout_s)
     try:
-        connection.connect(address)
+        connection.connect(where)
     except OSError as error:
         connection.close()
         raise UserError(
             f"no memory node listens at {address}: {error.strerror or error}",
-            remedy=_START.format(address),
+            remedy=_START_TCP.format(address) if remote else _START.format(address),
         ) from error
     return connection
 

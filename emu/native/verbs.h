@@ -1,5 +1,5 @@
 // A queue pair as the verbs have it: work requests in, completions out. Who executes them is the subclass's
-// business (verbs_ring.cc: a memory node's thread; an InfiniBand or RoCE device is meant to fit beside it).
+// business (verbs_ring.cc: a memory node's thread; verbs_rc.cc: a RoCE device).
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,37 @@
 
 namespace verbs {
 
-// Local scatter/gather entries of one work request; common adapters allow 30.
+// Local scatter/gather entries of one work request at most; common adapters allow 30, a device may allow fewer.
 constexpr int kMaxSge = 30;
 
 // PACK is the one operation that is not a verb: a message (a SEND on hardware) that asks the owner of the remote
 // memory to pack scattered rows into one contiguous WRITE back.
 enum class Opcode : uint8_t { kRead = 1, kWrite = 2, kPack = 3 };
 
-// Numbers and names of enum ibv_wc_status (ibv_poll_cq(3)), as far as they are used here.
+// Numbers and names of enum ibv_wc_status (ibv_poll_cq(3)).
 enum class Status : uint32_t {
   kSuccess = 0,
+  kLocLenErr = 1,
   kLocQpOpErr = 2,
+  kLocEecOpErr = 3,
   kLocProtErr = 4,
   kWrFlushErr = 5,
+  kMwBindErr = 6,
+  kBadRespErr = 7,
+  kLocAccessErr = 8,
   kRemInvReqErr = 9,
   kRemAccessErr = 10,
+  kRemOpErr = 11,
   kRetryExcErr = 12,
+  kRnrRetryExcErr = 13,
+  kLocRddViolErr = 14,
+  kRemInvRdReqErr = 15,
+  kRemAbortErr = 16,
+  kInvEecnErr = 17,
+  kInvEecStateErr = 18,
+  kFatalErr = 19,
+  kRespTimeoutErr = 20,
+  kGeneralErr = 21,
 };
 
 // Bits of enum ibv_access_flags.
@@ -64,15 +79,18 @@ struct Completion {
 };
 
 // A PACK's message, followed by `count` offsets (uint64) in the region rkey. The work request's only sge is the
-// message; the rows go to target_address, in order, without gaps.
+// message; the rows go to target_address, in order, without gaps. target_key is the one by which the owner reaches it:
+// the rkey of a device, the lkey where a memory node plays both adapters.
 struct PackMessage {
   uint32_t rkey;
   uint32_t row_bytes;
   uint32_t count;
-  uint32_t target_lkey;
+  uint32_t target_key;
   uint64_t target_address;
 };
 static_assert(sizeof(PackMessage) == 24);
+// Of a whole message, and so of the memory in which it is received.
+constexpr uint64_t kPackMessageBytes = uint64_t{256} << 10;
 
 // A reliable connection: completions come in posting order; after the first error everything posted before or
 // after it is flushed. Not safe for two threads at once.
@@ -86,6 +104,7 @@ class QueuePair {
   // Sleep until poll() has something. A lost peer counts: its requests complete in error.
   virtual void wait() = 0;
   virtual size_t send_queue_depth() const = 0;
+  virtual size_t max_sge() const = 0;
   virtual uint32_t max_rd_atomic() const = 0;
   // Most READs that were in flight at once since the last reset.
   virtual uint32_t max_outstanding_reads() const = 0;
@@ -103,5 +122,8 @@ struct WorkFault : std::runtime_error {
 void register_ring(nb::module_& m);       // verbs_ring.cc
 void register_responder(nb::module_& m);  // verbs_responder.cc
 void register_requester(nb::module_& m);  // verbs_requester.cc
+void register_device(nb::module_& m);     // verbs_device.cc
+void register_rc(nb::module_& m);         // verbs_rc.cc
+void register_rc_owner(nb::module_& m);   // verbs_rc_owner.cc
 
 }  // namespace verbs

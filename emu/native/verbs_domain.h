@@ -10,10 +10,15 @@
 
 namespace verbs {
 
-// The bytes that the node owns.
+// The bytes that the node serves: a sealed memfd, or the beginning of a device, which is mapped whole (devdax maps
+// whole huge pages only).
 struct NodeMemory {
-  NodeMemory(int fd, size_t nbytes) : mapping(map_foreign(fd, nbytes)) {}
+  NodeMemory(int fd, size_t nbytes) : mapping(map_foreign(fd, nbytes)), size(nbytes) {}
+  NodeMemory(int device_fd, size_t nbytes, size_t device_bytes) : mapping(device_fd, device_bytes), size(nbytes) {
+    if (nbytes == 0 || nbytes > device_bytes) throw std::invalid_argument("the device is shorter than what is served");
+  }
   Mapping mapping;
+  size_t size;
 };
 
 // A client's registered memory as mapped here; addresses in work requests are the client's own.
@@ -48,7 +53,7 @@ class ProtectionDomain {
     if (!local_.erase(lkey)) throw std::invalid_argument("no registered memory has this lkey");
   }
   uint32_t expose(uint64_t offset, uint64_t length, uint32_t access) {
-    if (!inside(offset, length, memory_.mapping.size()))
+    if (!inside(offset, length, memory_.size))
       throw std::invalid_argument("the region passes the end of the node's memory");
     const std::lock_guard guard(mutex_);
     const uint32_t key = fresh_key();

@@ -9,10 +9,10 @@
 
 namespace verbs {
 
-// Registered memory of this process.
+// Registered memory of this process; remote_key is the one by which the owner reaches it.
 struct Local {
   uint64_t address, nbytes;
-  uint32_t lkey;
+  uint32_t lkey, remote_key;
 };
 
 // One row to move: where it lies remotely, and its row number in the caller's array.
@@ -33,7 +33,8 @@ class Poster {
         rkey_(rkey),
         batch_(kPostBatch),
         // Half of the queue: completions free it before it is full.
-        signal_every_(queue_pair.send_queue_depth() / 2) {}
+        signal_every_(queue_pair.send_queue_depth() / 2),
+        max_sge_(queue_pair.max_sge()) {}
 
   uint32_t rkey() const { return rkey_; }
   const Counters& counters() const { return counters_; }
@@ -54,7 +55,7 @@ class Poster {
         if (last && last->address + last->length == address) {
           last->length += static_cast<uint32_t>(width);
         } else {
-          if (!joins || run->num_sge == kMaxSge) {
+          if (!joins || run->num_sge == max_sge_) {
             run = &next_request(opcode, rows[i].remote);
             run_bytes = 0;
           }
@@ -151,7 +152,7 @@ class Poster {
   uint32_t rkey_;
   std::vector<WorkRequest> batch_;
   size_t batched_ = 0;
-  size_t signal_every_, unsignalled_ = 0;
+  size_t signal_every_, max_sge_, unsignalled_ = 0;
   uint64_t next_id_ = 0, completed_ = 0;
   Counters counters_;
   std::string broken_;  // what put the queue pair into the error state

@@ -18,8 +18,7 @@ namespace verbs {
 namespace {
 
 // The head of the staging memory holds PACK's messages, the rest rows of arrays that are not registered.
-constexpr uint64_t kMessageBytes = uint64_t{256} << 10;
-constexpr size_t kMaxPackRows = (kMessageBytes - sizeof(PackMessage)) / sizeof(uint64_t);
+constexpr size_t kMaxPackRows = (kPackMessageBytes - sizeof(PackMessage)) / sizeof(uint64_t);
 
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
@@ -28,21 +27,22 @@ constexpr size_t kUnbounded = std::numeric_limits<int64_t>::max();
 
 class Requester {
  public:
-  Requester(QueuePair& queue_pair, uint32_t rkey, uint64_t staging_address, uint64_t staging_bytes, uint32_t lkey)
-      : poster_(queue_pair, rkey),
-        message_{staging_address, kMessageBytes, lkey},
-        bounce_{staging_address + kMessageBytes, staging_bytes - kMessageBytes, lkey} {
-    want(staging_bytes > 2 * kMessageBytes, "the staging memory is too small");
+  Requester(QueuePair& queue_pair, uint32_t rkey, const Local& staging)
+      : poster_(queue_pair, rkey), message_(staging), bounce_(staging) {
+    want(staging.nbytes > 2 * kPackMessageBytes, "the staging memory is too small");
+    message_.nbytes = kPackMessageBytes;
+    bounce_.address += kPackMessageBytes;
+    bounce_.nbytes -= kPackMessageBytes;
   }
 
-  void add_memory(uint64_t address, uint64_t nbytes, uint32_t lkey) { registered_.push_back({address, nbytes, lkey}); }
+  void add_memory(const Local& memory) { registered_.push_back(memory); }
 
   int64_t read_rows(const Region& region, const Slots& slots, const Tokens& tokens, const OutRows& out,
                     const std::optional<Tokens>& out_rows) {
     resolve_reads(region, slots, tokens, out, out_rows);
     const auto width = static_cast<uint64_t>(region.row_bytes);
     if (const Local* local = find(out.data(), out.nbytes())) {
-      const Local target{address_of(out.data()), out.nbytes(), local->lkey};
+      const Local target = part(*local, out.data(), out.nbytes());
       poster_.transfer(Opcode::kRead, rows_.data(), rows_.size(), target, width);
     } else {
       in_chunks(bounce_.nbytes / width, [&](Row* rows, size_t count) {
@@ -64,7 +64,7 @@ class Requester {
     for (size_t i = 1; i < rows_.size() && in_order; ++i) in_order = rows_[i].local == rows_[i - 1].local + 1;
     if (local && in_order) {
       in_chunks(kMaxPackRows, [&](Row* rows, size_t count) {
-        pack_chunk(rows, count, {address_of(out.data()) + rows[0].local * width, count * width, local->lkey}, width);
+        pack_chunk(rows, count, part(*local, out.data() + rows[0].local * width, count * width), width);
       });
     } else {
       in_chunks(std::min<uint64_t>(kMaxPackRows, bounce_.nbytes / width), [&](Row* rows, size_t count) {
@@ -80,7 +80,7 @@ class Requester {
     resolve_writes(region, slots, start, data);
     const auto width = static_cast<uint64_t>(region.row_bytes);
     if (const Local* local = find(data.data(), data.nbytes())) {
-      const Local source{address_of(data.data()), data.nbytes(), local->lkey};
+      const Local source = part(*local, data.data(), data.nbytes());
       poster_.transfer(Opcode::kWrite, rows_.data(), rows_.size(), source, width);
     } else {
       in_chunks(bounce_.nbytes / width, [&](Row* rows, size_t count) {
@@ -117,6 +117,9 @@ class Requester {
   void reset_counters() { poster_.reset_counters(); }
 
  private:
+  static Local part(const Local& whole, const void* data, uint64_t nbytes) {
+    return {address_of(data), nbytes, whole.lkey, whole.remote_key};
+  }
   static uint8_t* pointer(const Local& local) { return reinterpret_cast<uint8_t*>(local.address); }
 
   const Local* find(const void* data, uint64_t nbytes) const {
@@ -171,13 +174,13 @@ class Requester {
   }
 
   void pack_chunk(const Row* rows, size_t count, const Local& target, uint64_t width) {
-    const PackMessage head{poster_.rkey(), static_cast<uint32_t>(width), static_cast<uint32_t>(count), target.lkey,
-                           target.address};
+    const PackMessage head{poster_.rkey(), static_cast<uint32_t>(width), static_cast<uint32_t>(count),
+                           target.remote_key, target.address};
     uint8_t* message = pointer(message_);
     std::memcpy(message, &head, sizeof head);
     for (size_t i = 0; i < count; ++i)
       std::memcpy(message + sizeof head + i * sizeof(uint64_t), &rows[i].remote, sizeof(uint64_t));
-    poster_.send_pack({message_.address, sizeof head + count * sizeof(uint64_t), message_.lkey});
+    poster_.send_pack(part(message_, message, sizeof head + count * sizeof(uint64_t)));
   }
 
   Poster poster_;
@@ -190,11 +193,20 @@ class Requester {
 }  // namespace
 
 void register_requester(nb::module_& m) {
+  nb::class_<Local>(m, "LocalMemory", "Registered memory of this process and its keys.")
+      .def(
+          "__init__",
+          [](Local* self, uint64_t address, uint64_t nbytes, uint32_t lkey, uint32_t remote_key) {
+            new (self) Local{address, nbytes, lkey, remote_key};
+          },
+          "address"_a, "nbytes"_a, "lkey"_a, "remote_key"_a)
+      .def_ro("address", &Local::address)
+      .def_ro("lkey", &Local::lkey)
+      .def_ro("remote_key", &Local::remote_key, "By which the owner reaches it.");
   nb::class_<Requester>(m, "Requester", "Moves rows by work requests. Not safe for two threads at once.")
-      .def(nb::init<QueuePair&, uint32_t, uint64_t, uint64_t, uint32_t>(), nb::keep_alive<1, 2>(), "queue_pair"_a,
-           "rkey"_a, "staging_address"_a, "staging_bytes"_a, "staging_lkey"_a)
-      .def("add_memory", &Requester::add_memory, "address"_a, "nbytes"_a, "lkey"_a,
-           "Registered memory: arrays inside it are moved without a copy.")
+      .def(nb::init<QueuePair&, uint32_t, const Local&>(), nb::keep_alive<1, 2>(), "queue_pair"_a, "rkey"_a,
+           "staging"_a)
+      .def("add_memory", &Requester::add_memory, "memory"_a, "Arrays inside it are moved without a copy.")
       .def(
           "read_rows",
           [](Requester& self, RowTables& tables, int region, int64_t region_offset, int64_t row_bytes,

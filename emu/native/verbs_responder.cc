@@ -196,7 +196,7 @@ class Responder {
       if (!rows_[i]) return Status::kRemAccessErr;
     }
     const uint64_t total = uint64_t{head.count} * head.row_bytes;
-    uint8_t* target = domain_.local(head.target_lkey, head.target_address, total);
+    uint8_t* target = domain_.local(head.target_key, head.target_address, total);
     if (!target || total > kMaxMessageBytes) return Status::kLocProtErr;
     for (size_t i = 0; i < head.count; ++i) {
       if (i + kPrefetchRows < head.count) prefetch(rows_[i + kPrefetchRows], head.row_bytes);
@@ -243,8 +243,9 @@ class Responder {
 }  // namespace
 
 void register_responder(nb::module_& m) {
-  nb::class_<NodeMemory>(m, "NodeMemory", "The memory of a node, mapped from a memfd sealed against shrinking.")
-      .def(nb::init<int, size_t>(), "fd"_a, "nbytes"_a);
+  nb::class_<NodeMemory>(m, "NodeMemory", "The memory of a node: a memfd sealed against shrinking, or a device.")
+      .def(nb::init<int, size_t>(), "fd"_a, "nbytes"_a)
+      .def(nb::init<int, size_t, size_t>(), "fd"_a, "nbytes"_a, "device_bytes"_a);
   nb::class_<Responder>(m, "Responder", "A memory node's end of one queue pair, with a thread of its own.")
       .def(nb::init<const NodeMemory&, const std::vector<int>&, size_t, uint32_t>(), nb::keep_alive<1, 2>(), "memory"_a,
            "fds"_a, "send_queue_depth"_a, "max_rd_atomic"_a)

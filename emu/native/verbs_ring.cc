@@ -91,6 +91,7 @@ class RingQueuePair final : public QueuePair {
   }
 
   size_t send_queue_depth() const override { return depth_; }
+  size_t max_sge() const override { return kMaxSge; }
   uint32_t max_rd_atomic() const override { return max_rd_atomic_; }
   uint32_t max_outstanding_reads() const override {
     return rings_.header.max_outstanding_reads.load(std::memory_order_acquire);
@@ -213,6 +214,7 @@ void register_ring(nb::module_& m) {
       .def("poll", &poll_all, "limit"_a = 64, "Completions that are there already.")
       .def("wait", &QueuePair::wait, nb::call_guard<nb::gil_scoped_release>(), "Sleep until poll() has something.")
       .def_prop_ro("send_queue_depth", &QueuePair::send_queue_depth)
+      .def_prop_ro("max_sge", &QueuePair::max_sge, "Scatter entries of one work request.")
       .def_prop_ro("max_rd_atomic", &QueuePair::max_rd_atomic)
       .def_prop_ro("max_outstanding_reads", &QueuePair::max_outstanding_reads);
   nb::class_<RingQueuePair, QueuePair>(m, "RingQueuePair", "A queue pair executed by a memory node.")
