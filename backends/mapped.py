@@ -67,7 +67,7 @@ def map_device(path: Path) -> Mapping:
     """
     fd = open_device(path)
     try:
-        nbytes = _device_bytes(path, fd)
+        nbytes = size_of_device(path, fd)
         memory = mmap.mmap(fd, nbytes)
     except OSError as error:
         os.close(fd)
@@ -107,7 +107,13 @@ def open_device(path: Path, flags: int = 0) -> int:
         ) from error
 
 
-def _device_bytes(path: Path, fd: int) -> int:
+def size_of_device(path: Path, fd: int) -> int:
+    """Bytes of an open device that can be mapped.
+
+    Raises:
+        UserError: not one.
+        HostError: its size cannot be read, or there is no room behind a sparse file.
+    """
     status = os.fstat(fd)
     if stat.S_ISCHR(status.st_mode):
         return _devdax_bytes(path, status)

@@ -15,7 +15,7 @@ _MAX_FDS = 3
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 
-class ChannelEnded(Exception):  # noqa: N818 - not a fault by itself
+class ChannelEnded(Exception):
     """The other side is gone."""
 
 

@@ -1,20 +1,24 @@
 """The rdma medium: a memory node owns the bytes, work requests move them.
 
-Who executes the work requests is the connection's business: today a memory node's thread, without any kernel
-module; a queue pair of libibverbs fits behind the same class.
+Who executes the work requests is the connection's business: an RDMA device, or a memory node's thread where there is
+none. Which one it is, and why, the statistics say.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from backends.node_connection import ConnectionOptions, NodeConnection
+from backends.node_socket import is_tcp
 from emu import _native
-from emu.errors import MediumError
+from emu.errors import MediumError, UserError
 from emu.numa import NumaWarning
 from emu.pool.medium import Medium
 from emu.pool.store import PoolStore
@@ -36,7 +40,7 @@ class RdmaMedium(Medium):
     """A memory node's bytes, reached by READ, WRITE and PACK work requests on one queue pair.
 
     Args:
-        address: path of the node's socket.
+        address: path of the node's socket, or HOST:PORT.
         numa_node: the NUMA node that the memory should lie on; only the node itself can bind it.
         options: attributes of the queue pair.
     """
@@ -51,20 +55,15 @@ class RdmaMedium(Medium):
         self._connection = NodeConnection(address, options)
         self.name = address
         self.size_bytes = self._connection.size_bytes
-        self.directory_path = f"{address}.directory"
+        self.directory_path = directory_path(address)
         self._numa_node = self._connection.facts["numa_node"] if numa_node is None else numa_node
         self._memory: list[_native.RegisteredMemory] = []
         try:
             self._numa_reason = self._why_not_bound()
-            staging, lkey = self._connection.register(STAGING_BYTES)
-            self._memory.append(staging)
-            self._requester = _native.Requester(
-                self._connection.queue_pair,
-                self._connection.expose(0, self.size_bytes),
-                staging.address,
-                STAGING_BYTES,
-                lkey,
-            )
+            memory, staging = self._connection.register(STAGING_BYTES)
+            self._memory.append(memory)
+            rkey = self._connection.expose(0, self.size_bytes)
+            self._requester = _native.Requester(self._connection.queue_pair, rkey, staging)
         except BaseException:
             self._connection.close()
             raise
@@ -81,11 +80,24 @@ class RdmaMedium(Medium):
         """
         self._connection.describe()
 
+    def keep_directory(self) -> None:
+        """Say that this machine keeps the pool's directory.
+
+        Raises:
+            UserError: another one does.
+        """
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        if not self._connection.claim_directory(machine):
+            raise UserError(
+                f"{self.name}: another host keeps the directory of this node's pool",
+                remedy="open it with borrow=True and attach descriptors, or close the stores there",
+            )
+
     def buffer(self, nbytes: int) -> Rows:
         """Registered memory, uint8 [nbytes], page-aligned."""
-        memory, lkey = self._connection.register(max(nbytes, 1))
+        memory, local = self._connection.register(max(nbytes, 1))
         self._memory.append(memory)
-        self._requester.add_memory(memory.address, max(nbytes, 1), lkey)
+        self._requester.add_memory(local)
         return memory.array()[:nbytes]
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -127,7 +139,9 @@ class RdmaMedium(Medium):
             )
 
     def add_stats(self, stats: Stats) -> None:
-        """Work requests, READs in flight, and the node's NUMA facts."""
+        """Who carries the work requests, how many, READs in flight, and the node's NUMA facts."""
+        stats.transport = self._connection.transport
+        stats.transport_reason = self._connection.transport_reason
         stats.work_requests = self._requester.work_requests
         stats.max_outstanding_reads = self._connection.queue_pair.max_outstanding_reads
         stats.numa_node = self._numa_node
@@ -164,8 +178,16 @@ class RdmaMedium(Medium):
                 f"{self.name}: {message}",
                 device=self.name,
                 status=status,
-                remedy="open the store again; if the memory node died, start it again",
+                remedy="this store is dead, open it again; if the memory node died, start it again",
             ) from fault
+
+
+def directory_path(address: str) -> str:
+    """Where the pool's directory of a node lies: beside its socket, for a node elsewhere in this user's own place."""
+    if not is_tcp(address):
+        return f"{address}.directory"
+    place = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return f"{place}/emu-rdma-{address.replace(':', '-')}.directory"
 
 
 class RdmaStore(PoolStore):
@@ -173,12 +195,21 @@ class RdmaStore(PoolStore):
 
     @classmethod
     def open(cls, address: str, layout: KVLayout, options: StoreOptions) -> Self:
-        """See KVStore.open; the address is the path of the node's socket, its size is the node's own.
+        """See KVStore.open; the address is the path of the node's socket or HOST:PORT, its size is the node's own.
 
         Raises:
-            UserError: no node listens there; the remedy is the command that starts one.
+            UserError: no node listens there; the remedy is the command that starts one. Or another host keeps the
+                pool's directory.
+            HostError: no verbs, where they were asked for or are the only way.
         """
-        medium = RdmaMedium(address, numa_node=options.numa_node)
+        chosen = ConnectionOptions(transport=options.transport)
+        medium = RdmaMedium(address, numa_node=options.numa_node, options=chosen)
+        if not options.borrow:
+            try:
+                medium.keep_directory()
+            except BaseException:
+                medium.close()
+                raise
         capabilities = (
             Capability.SHARED | Capability.REMOTE | Capability.REGISTERED | Capability.PACKED
         )

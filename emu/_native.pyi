@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -378,6 +378,10 @@ class QueuePair:
     @property
     def send_queue_depth(self) -> int: ...
     @property
+    def max_sge(self) -> int:
+        """Scatter entries of one work request."""
+
+    @property
     def max_rd_atomic(self) -> int: ...
     @property
     def max_outstanding_reads(self) -> int: ...
@@ -394,9 +398,12 @@ class RingQueuePair(QueuePair):
         """The socket whose end says that the node is gone."""
 
 class NodeMemory:
-    """The memory of a node, mapped from a memfd sealed against shrinking."""
+    """The memory of a node: a memfd sealed against shrinking, or a device."""
 
+    @overload
     def __init__(self, fd: int, nbytes: int) -> None: ...
+    @overload
+    def __init__(self, fd: int, nbytes: int, device_bytes: int) -> None: ...
 
 class Responder:
     """A memory node's end of one queue pair, with a thread of its own."""
@@ -418,19 +425,24 @@ class Responder:
     def close(self) -> None:
         """Stop the thread; twice is allowed."""
 
+class LocalMemory:
+    """Registered memory of this process and its keys."""
+
+    def __init__(self, address: int, nbytes: int, lkey: int, remote_key: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def lkey(self) -> int: ...
+    @property
+    def remote_key(self) -> int:
+        """By which the owner reaches it."""
+
 class Requester:
     """Moves rows by work requests. Not safe for two threads at once."""
 
-    def __init__(
-        self,
-        queue_pair: QueuePair,
-        rkey: int,
-        staging_address: int,
-        staging_bytes: int,
-        staging_lkey: int,
-    ) -> None: ...
-    def add_memory(self, address: int, nbytes: int, lkey: int) -> None:
-        """Registered memory: arrays inside it are moved without a copy."""
+    def __init__(self, queue_pair: QueuePair, rkey: int, staging: LocalMemory) -> None: ...
+    def add_memory(self, memory: LocalMemory) -> None:
+        """Arrays inside it are moved without a copy."""
 
     def read_rows(
         self,
@@ -518,3 +530,77 @@ class Requester:
     @property
     def completions(self) -> int: ...
     def reset_counters(self) -> None: ...
+
+class VerbsDevice:
+    """An active RoCE port of a device that libibverbs opened."""
+
+    def __init__(self, name: str, port: int, gid_index: int) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> str:
+        """IPv4 address that the GID maps."""
+
+    @property
+    def max_sge(self) -> int:
+        """Scatter entries of one work request."""
+
+    @property
+    def max_send_wr(self) -> int: ...
+    @property
+    def max_reads_started(self) -> int:
+        """READs in flight of one queue pair (max_qp_init_rd_atom)."""
+
+    @property
+    def max_reads_answered(self) -> int:
+        """READs that one queue pair answers at a time (max_qp_rd_atom)."""
+
+    @property
+    def mtu_bytes(self) -> int: ...
+
+class RcQueuePair(QueuePair):
+    """A reliable connection of a RoCE device."""
+
+    def __init__(
+        self, device: VerbsDevice, send_queue_depth: int, max_rd_atomic: int, timeout_s: float
+    ) -> None: ...
+    @property
+    def endpoint(self) -> tuple[int, int, int, list[int]]:
+        """
+        (queue pair number, first packet number, enum ibv_mtu, GID as 16 numbers)
+        """
+
+    def connect(
+        self, peer: tuple[int, int, int, Sequence[int]], max_reads: int, socket: int
+    ) -> None:
+        """The socket's end says that the node is gone."""
+
+    def register_memory(self, address: int, nbytes: int) -> tuple[int, int]:
+        """Returns (lkey, rkey)."""
+
+    def deregister_memory(self, lkey: int) -> None: ...
+    def add_remote(self, rkey: int, address: int) -> None:
+        """Where offset 0 of a region lies."""
+
+class RcOwner:
+    """A memory node's end of one reliable connection."""
+
+    def __init__(self, memory: NodeMemory, device: VerbsDevice, timeout_s: float) -> None: ...
+    @property
+    def endpoint(self) -> tuple[int, int, int, list[int]]:
+        """
+        (queue pair number, first packet number, enum ibv_mtu, GID as 16 numbers)
+        """
+
+    def connect(self, peer: tuple[int, int, int, Sequence[int]], max_reads: int) -> None:
+        """max_reads: in flight, of the client's."""
+
+    def expose(
+        self, offset: int, nbytes: int, remote_read: bool, remote_write: bool
+    ) -> tuple[int, int]:
+        """
+        Let the client reach a range; returns its rkey and the address of its beginning.
+        """
+
+    def close(self) -> None:
+        """Stop the thread; twice is allowed."""

@@ -200,6 +200,28 @@ def _uverbs() -> Verdict:
     return False, "no /dev/infiniband/uverbs*"
 
 
+def _verbs() -> Verdict:
+    """As a store does it: a usable port, opened by libibverbs."""
+    from emu import _native
+    from emu.rdma_ports import usable_ports
+
+    ports, reason = usable_ports()
+    if not ports:
+        return False, reason
+    port = ports[0]
+    device = _native.VerbsDevice(port.device, port.number, port.gid_index)
+    return True, f"{port.device} port {port.number}, {port.address}, MTU {device.mtu_bytes}"
+
+
+def _ibverbs_headers() -> Verdict:
+    code = "#include <infiniband/verbs.h>\n"
+    argv = ["c++", "-x", "c++", "-fsyntax-only", "-"]
+    done = subprocess.run(argv, input=code, capture_output=True, text=True, check=False)
+    return done.returncode == 0, "infiniband/verbs.h is " + (
+        "there" if not done.returncode else "missing"
+    )
+
+
 def _run(*argv: str) -> tuple[int, str]:
     """Exit status and output of a short command; 127 when it is not there, 124 when it hangs."""
     if shutil.which(argv[0]) is None:
@@ -320,6 +342,16 @@ PROBES: dict[str, _Probe] = {
         _transformers, "the model's reference tests are skipped", "pip install transformers"
     ),
     "uverbs": _Probe(_uverbs, _NONE_NOW, "modprobe ib_uverbs, and an RDMA device"),
+    "verbs": _Probe(
+        _verbs,
+        "rdma stores go by the memory node's own threads (transport process), on this machine only",
+        "an RDMA device with an IPv4 address, and: apt install ibverbs-providers",
+    ),
+    "ibverbs_headers": _Probe(
+        _ibverbs_headers,
+        "the test that compares our declarations of libibverbs with its header is skipped",
+        "apt install libibverbs-dev",
+    ),
     "rdma_rxe": _Probe(_rxe, _NONE_NOW, "a kernel with CONFIG_RDMA_RXE"),
     "qemu": _Probe(_qemu, _NO_GUESTS, "scripts/guest-image, as root"),
     "cxl_type3": _Probe(_cxl_type3, _NO_GUESTS, "QEMU 8.1 or later: scripts/guest-image, as root"),

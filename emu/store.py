@@ -99,6 +99,9 @@ class Stats:
         rows_read, rows_written, bytes_read, bytes_written: what moved between the medium and the caller.
         work_requests: RDMA work requests posted (0 on load/store media).
         max_outstanding_reads: most RDMA READs in flight at once.
+        transport: who carries the work requests: "verbs" (an RDMA device) or "process" (a memory node's threads);
+            "" on load/store media.
+        transport_reason: why that one.
         lines_flushed: 64-byte lines written back or invalidated by software coherence.
         charged_ns: model time charged (0 where the store was opened without timing).
         waited_ns: host time spent waiting for the model time in paced mode.
@@ -122,6 +125,8 @@ class Stats:
     numa_node: int | None = None
     numa_bound: bool = False
     numa_reason: str = ""
+    transport: str = ""
+    transport_reason: str = ""
 
 
 class Timing(Protocol):
@@ -147,6 +152,8 @@ class StoreOptions:
         coherent: True where hardware keeps hosts coherent; False makes the store flush and fence in software.
         borrow: the pool's directory is on another host that shares this device: requests come by descriptor only
             (attach, gather, append, publish); the owner must hold them meanwhile.
+        transport: of rdma stores: "verbs", "process", or "auto": verbs where a device is there and a READ comes
+            through. Other media have none to choose.
         timing: charges operations to a time model; None charges nothing.
     """
 
@@ -154,6 +161,7 @@ class StoreOptions:
     numa_node: int | None = None
     coherent: bool = True
     borrow: bool = False
+    transport: str = "auto"
     timing: Timing | None = field(default=None, compare=False)
 
 

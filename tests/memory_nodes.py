@@ -75,20 +75,20 @@ class Client:
         exposed: tuple[int, int] | None = None,
     ) -> None:
         self.connection = NodeConnection(address, options)
-        self.staging, self.staging_lkey = self.connection.register(STAGING_BYTES)
+        self.staging_memory, self.staging = self.connection.register(STAGING_BYTES)
+        self.staging_lkey = self.staging.lkey
         self.rkey = self.connection.expose(*(exposed or (0, self.connection.size_bytes)), access)
         self.requester = self.requester_for(self.rkey)
 
     def requester_for(self, rkey: int) -> _native.Requester:
-        return _native.Requester(
-            self.connection.queue_pair, rkey, self.staging.address, STAGING_BYTES, self.staging_lkey
-        )
+        return _native.Requester(self.connection.queue_pair, rkey, self.staging)
 
     def buffer(self, *shape: int) -> np.ndarray:
         """Registered uint8 of that shape."""
         nbytes = int(np.prod(shape))
-        self.memory, self.lkey = self.connection.register(nbytes)
-        self.requester.add_memory(self.memory.address, nbytes, self.lkey)
+        self.memory, self.local = self.connection.register(nbytes)
+        self.lkey = self.local.lkey
+        self.requester.add_memory(self.local)
         return self.memory.array().reshape(shape)
 
     def run(self, *requests: _native.WorkRequest) -> list[str]:

@@ -18,9 +18,11 @@ def struct_fields() -> list[tuple[str, str]]:
     """(struct, field) of every field that we declare."""
     text = re.sub(r"//.*", "", HEADER.read_text())
     found = []
-    for name, body in re.findall(r"^(?:struct|union) (ibv_\w+) \{\n(.*?)^\};", text, re.M | re.S):
+    for name, body in re.findall(
+        r"^(?:struct|union) (ibv_\w+) \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL
+    ):
         body = re.sub(r"\(\*(\w+)\)\([^;]*\);", r"\1;", body)  # a pointer to a function
-        body = re.sub(r"(?:struct|union) \{.*?\} \w+;", "", body, flags=re.S)
+        body = re.sub(r"(?:struct|union) \{.*?\} \w+;", "", body, flags=re.DOTALL)
         for declaration in body.split(";"):
             for part in declaration.split(","):
                 field = re.search(r"(\w+)(?:\[\d+\])?\s*$", part)
@@ -60,16 +62,25 @@ def test_sizes_offsets_and_numbers_are_the_headers(tmp_path: Path) -> None:
         width = f"sizeof(ibverbs::{name}::{field}) == sizeof(::{name}::{field})"
         checks.append(f"static_assert({width});")
     checks += [f"static_assert(int(ibverbs::{n}) == int(::{n}));" for n in numbers()]
-    checks.append("static_assert(offsetof(ibverbs::ibv_send_wr, wr) == offsetof(::ibv_send_wr, wr));")
+    checks.append(
+        "static_assert(offsetof(ibverbs::ibv_send_wr, wr) == offsetof(::ibv_send_wr, wr));"
+    )
     checks.append(
         "static_assert(offsetof(ibverbs::ibv_send_wr, wr.rdma.rkey) =="
         " offsetof(::ibv_send_wr, wr.rdma.rkey));"
     )
-    status = re.findall(r"k(\w+) = (\d+)", re.search(
-        r"enum class Status.*?\{(.*?)\};", (HEADER.parent / "verbs.h").read_text(), re.S)[1])
-    names = dict(re.findall(
-        r"case Status::k(\w+): return \"(IBV_WC_\w+)\"",
-        (HEADER.parent / "verbs.cc").read_text()))
+    status = re.findall(
+        r"k(\w+) = (\d+)",
+        re.search(
+            r"enum class Status.*?\{(.*?)\};", (HEADER.parent / "verbs.h").read_text(), re.DOTALL
+        )[1],
+    )
+    names = dict(
+        re.findall(
+            r"case Status::k(\w+): return \"(IBV_WC_\w+)\"",
+            (HEADER.parent / "verbs.cc").read_text(),
+        )
+    )
     assert {name for name, _ in status} == set(names)
     checks += [f"static_assert({number} == int(::{names[name]}));" for name, number in status]
     source = tmp_path / "abi.cc"

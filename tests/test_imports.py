@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted([*ROOT.glob("emu/**/*.py"), *ROOT.glob("backends/**/*.py")])
 FOUNDATION = {"errors", "units", "layout", "store"}
-HOST = {"host_memory", "devdax", "process"}  # facts of this machine
+HOST = {"host_memory", "devdax", "process", "rdma_ports"}  # facts of this machine
 # What each part of emu may import of the rest of emu. The command line may import everything.
 MAY_IMPORT = {
     "errors": set(),
@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "layout": set(),
     "host_memory": {"errors", "units"},
     "devdax": set(),
+    "rdma_ports": set(),
     "process": set(),
     "store": {"layout", "descriptor_wire"},  # the wire form late: it makes descriptors
     "descriptor_wire": {"errors", "store"},
@@ -33,7 +34,16 @@ MAY_IMPORT = {
     "trace": {"errors"},
     "guest": {"errors"},
     "provision": {"errors", "units", "suggest", "server", "registry", "timing", "guest"} | HOST,
-    "probes": {"errors", "units", "suggest", "host_memory", "numa", "provision", "_native"},
+    "probes": {
+        "errors",
+        "units",
+        "suggest",
+        "host_memory",
+        "rdma_ports",
+        "numa",
+        "provision",
+        "_native",
+    },
     "sac": FOUNDATION
     | HOST
     | {

@@ -279,6 +279,15 @@ void register_device(nb::module_& m) {
   nb::class_<Device>(m, "VerbsDevice", "An active RoCE port of a device that libibverbs opened.")
       .def(nb::init<const std::string&, uint8_t, uint8_t>(), "name"_a, "port"_a, "gid_index"_a)
       .def_prop_ro("name", &Device::name)
+      .def_prop_ro(
+          "address",
+          [](const Device& self) {
+            const auto& gid = self.gid();
+            std::string text = std::to_string(gid[12]);
+            for (size_t i = 13; i < gid.size(); ++i) text += "." + std::to_string(gid[i]);
+            return text;
+          },
+          "IPv4 address that the GID maps.")
       .def_prop_ro("max_sge", &Device::max_sge, "Scatter entries of one work request.")
       .def_prop_ro("max_send_wr", [](const Device& self) { return self.limits().max_qp_wr; })
       .def_prop_ro("max_reads_started", [](const Device& self) { return self.limits().max_qp_init_rd_atom; },
