@@ -10,10 +10,14 @@ import socket
 import struct
 import time
 
+TYPE_CHECKING = False  # `typing` takes a while to import in a guest
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 NETLINK_RDMA = 20
 RDMA_NL_NLDEV = 5
-CMD_NEWLINK, CMD_DELLINK = 3, 4
-NLM_F_REQUEST, NLM_F_ACK, NLMSG_ERROR = 1, 4, 2
+CMD_GET, CMD_NEWLINK, CMD_DELLINK = 1, 3, 4
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 1, 4, 0x300, 2, 3
 ATTR_DEV_INDEX, ATTR_DEV_NAME, ATTR_NDEV_NAME, ATTR_LINK_TYPE = 1, 2, 51, 65
 """rdma_netlink.h of the kernel."""
 HEADER = "IHHII"
@@ -25,7 +29,9 @@ def new_link(name: str, interface: str) -> bytes:
     """The message that makes a soft-RoCE device: `rdma link add NAME type rxe netdev INTERFACE`."""
     return _message(
         CMD_NEWLINK,
-        _text(ATTR_DEV_NAME, name) + _text(ATTR_LINK_TYPE, "rxe") + _text(ATTR_NDEV_NAME, interface),
+        _text(ATTR_DEV_NAME, name)
+        + _text(ATTR_LINK_TYPE, "rxe")
+        + _text(ATTR_NDEV_NAME, interface),
     )
 
 
@@ -34,9 +40,10 @@ def delete_link(index: int) -> bytes:
     return _message(CMD_DELLINK, struct.pack("HHI", 8, ATTR_DEV_INDEX, index))
 
 
-def _message(command: int, attributes: bytes) -> bytes:
+def _message(command: int, attributes: bytes, flags: int = NLM_F_ACK) -> bytes:
     kind = RDMA_NL_NLDEV << 10 | command
-    return struct.pack(HEADER, 16 + len(attributes), kind, NLM_F_REQUEST | NLM_F_ACK, 1, 0) + attributes
+    header = struct.pack(HEADER, 16 + len(attributes), kind, NLM_F_REQUEST | flags, 1, 0)
+    return header + attributes
 
 
 def _text(kind: int, text: str) -> bytes:
@@ -64,21 +71,63 @@ def send(message: bytes, what: str) -> None:
         raise OSError(-error, os.strerror(-error), what)
 
 
+def exists(name: str) -> bool:
+    """Whether there is an RDMA device of that name."""
+    return os.path.exists(f"{INFINIBAND}/{name}")
+
+
+def device_index(name: str) -> int | None:
+    """The kernel's index of an RDMA device; None when there is no such device, or no RDMA at all.
+
+    Raises:
+        OSError: the kernel refuses to list them.
+    """
+    if not exists(name):
+        return None
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_RDMA) as sock:
+        sock.settimeout(TIMEOUT_S)
+        sock.sendto(_message(CMD_GET, b"", NLM_F_DUMP), (0, 0))
+        while True:
+            for kind, body in _messages(sock.recv(1 << 16)):
+                if kind == NLMSG_DONE:
+                    return None
+                if kind == NLMSG_ERROR:
+                    error = -struct.unpack_from("i", body)[0]
+                    raise OSError(error, os.strerror(error), name)
+                found = dict(_attributes(body))
+                if found[ATTR_DEV_NAME] == name.encode() + b"\0":
+                    index: int = struct.unpack("I", found[ATTR_DEV_INDEX])[0]
+                    return index
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    while data:
+        length, kind = struct.unpack_from("IH", data)
+        yield kind, data[16:length]
+        data = data[-(-length // 4) * 4 :]
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    while data:
+        length, kind = struct.unpack_from("HH", data)
+        yield kind & 0x3FFF, data[4:length]
+        data = data[-(-length // 4) * 4 :]
+
+
 def gid_of(address: str) -> str:
     """The GID that maps an IPv4 address, as sysfs writes it."""
     octets = socket.inet_aton(address).hex()
     return f"0000:0000:0000:0000:0000:ffff:{octets[:4]}:{octets[4:]}"
 
 
-def find_gid(device: str, address: str, base: str = INFINIBAND) -> int | None:
+def find_gid(device: str, address: str) -> int | None:
     """Index of the RoCE v2 GID of an IPv4 address on an active port; other GIDs do not reach other hosts.
 
     Args:
         device: the RDMA device; its port 1 is looked at.
         address: IPv4.
-        base: sysfs's directory of RDMA devices.
     """
-    port = f"{base}/{device}/ports/1"
+    port = f"{INFINIBAND}/{device}/ports/1"
     try:
         if "ACTIVE" not in _read(f"{port}/state"):
             return None
@@ -111,5 +160,5 @@ def wait_for_gid(device: str, address: str, timeout_s: float = TIMEOUT_S) -> int
 
 
 def _read(path: str) -> str:
-    with open(path) as file:  # noqa: PTH123 - pathlib takes a tenth of a second to import in a guest
+    with open(path) as file:
         return file.read().strip()

@@ -1,6 +1,7 @@
 """The guest's network: its private interface by rtnetlink (pyroute2), and a soft-RoCE device on it."""
 
 import importlib
+import json
 import os
 import sys
 import types
@@ -8,7 +9,27 @@ import types
 import rdma_link
 
 RXE = "rxe0"
-PACKAGES = "/run/emu/packages"  # a file that names the directory where the host's Python has pyroute2
+STATE = "/run/emu/network.json"  # what setup() found
+PACKAGES = (
+    "/run/emu/packages"  # a file that names the directory where the host's Python has pyroute2
+)
+
+
+def report():
+    """What setup() returned; empty before it."""
+    try:
+        with open(STATE) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return {}
+
+
+def environment():
+    """What programs get: the RDMA device and the index of the GID to use."""
+    found = report()
+    if "gid_index" not in found:
+        return {}
+    return {"EMU_RDMA_DEVICE": found["rdma_device"], "EMU_RDMA_GID_INDEX": str(found["gid_index"])}
 
 
 def setup(mac, address, prefix_bits, mtu, peers, rxe):
@@ -25,13 +46,17 @@ def setup(mac, address, prefix_bits, mtu, peers, rxe):
         netlink.addr("replace", index=found[0], address=address, prefixlen=prefix_bits)
         interface = netlink.link("get", index=found[0])[0].get("ifname")
     _name_hosts(peers)
-    if not rxe:
-        return {"interface": interface}
+    found = {"interface": interface, **(_soft_roce(interface, address) if rxe else {})}
+    with open(STATE, "w") as file:
+        json.dump(found, file)
+    return found
+
+
+def _soft_roce(interface, address):
     if not os.path.exists(f"{rdma_link.INFINIBAND}/{RXE}"):
         rdma_link.send(rdma_link.new_link(RXE, interface), f"rxe on {interface}")
     index = rdma_link.wait_for_gid(RXE, address)
-    gid = rdma_link.gid_of(address)
-    return {"interface": interface, "rdma_device": RXE, "gid_index": index, "gid": gid}
+    return {"rdma_device": RXE, "gid_index": index, "gid": rdma_link.gid_of(address)}
 
 
 def _rtnetlink():
