@@ -22,7 +22,9 @@ import emu
 from emu.errors import TestbedError, UserError
 from emu.guest.files import get_file, put_file
 from emu.provision import faults
+from emu.provision.client_env import client_env
 from emu.provision.devices import devices_of, set_mode
+from emu.provision.rdma_port import RdmaPort, rdma_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -212,6 +214,31 @@ def test_rxe_is_active_with_a_large_mtu_and_an_ipv4_gid(bed: Testbed) -> None:
         assert "ACTIVE" in state
         assert gid.endswith(f"ffff:0a4d:{number + 1:04x}")
         assert kind == "RoCE v2"
+
+
+def test_programs_and_other_programs_environments_name_the_port(bed: Testbed) -> None:
+    script = "echo $EMU_RDMA_DEVICE $EMU_RDMA_GID_INDEX"
+    assert run(bed, "host1", "sh", "-c", script) == "rxe0 1\n"
+    port = rdma_port(bed, "host1")
+    assert port == RdmaPort("rxe0", 1)
+    assert client_env("ucx", bed.regions, port)["UCX_NET_DEVICES"] == "rxe0:1"
+    assert client_env("mooncake", bed.regions, port)["MC_CXL_DEV_PATH"] == "/dev/dax0.0"
+
+
+def test_native_soft_roce_by_a_real_kernel(bed: Testbed) -> None:
+    """A guest is a machine with rdma_rxe: `emu up --rdma native` in it makes a device on lo, down removes it."""
+    emu_command = f"{sys.executable} -m emu.cli"
+    script = (
+        f"export XDG_STATE_HOME=/run/native; cd /; mkdir /run/native; "
+        f"{emu_command} up --driver local --rdma native --cxl-devices 1 --device-size 1M "
+        "--dir /run/native --name n >&2 && "
+        f"{emu_command} env --for ucx --name n && ls /sys/class/infiniband && "
+        f"{emu_command} down n >&2; ls /sys/class/infiniband; ls /run/native"
+    )
+    out = run(bed, "host1", "sh", "-c", script, timeout_s=240).splitlines()
+    assert "export EMU_RDMA_DEVICE=emu-n" in out
+    assert "export UCX_NET_DEVICES=emu-n:1" in out
+    assert out[-4:] == ["emu-n", "rxe0", "rxe0", "emu"]
 
 
 @contextmanager
