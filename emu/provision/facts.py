@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from emu.devdax import devdax_bytes
 from emu.host_memory import MEMORY_FILE_SYSTEMS, available_bytes, cgroup_free_bytes, mount_of
+from emu.provision import native_rdma
 from emu.provision.guest_facts import gather_guest_facts
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Facts:
         testbeds: names that are taken.
         paths: facts about the spec's device paths.
         guests: what guests can run on, or why they cannot; None where nobody asks for guests.
+        no_native_rdma: why this machine cannot have soft-RoCE of its own; None where it can, or nobody asks for it.
     """
 
     python: str
@@ -74,6 +76,7 @@ class Facts:
     testbeds: frozenset[str]
     paths: Mapping[str, PathFacts]
     guests: GuestFacts | HostError | None = None
+    no_native_rdma: HostError | None = None
 
 
 def default_root() -> Path:
@@ -109,6 +112,7 @@ def gather_facts(spec: TestbedSpec, directory: Path | None, testbeds: Iterable[s
             device.path: path_facts(Path(device.path)) for device in spec.devices if device.path
         },
         guests=None if spec.driver == "local" else gather_guest_facts(),
+        no_native_rdma=native_rdma.why_not() if spec.rdma == "native" else None,
     )
 
 

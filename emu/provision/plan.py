@@ -13,6 +13,7 @@ from emu.provision.guest_plan import (
     plan_guests,
     refuse_what_qemu_lacks,
 )
+from emu.provision.native_rdma import native_steps
 from emu.provision.spec import MIN_DEVICE_BYTES, TestbedSpec
 from emu.provision.steps import (
     AllocateDevice,
@@ -139,7 +140,8 @@ def _local_plan(spec: TestbedSpec, facts: Facts, reason: str) -> Plan:
         guests=(),
         memory_bytes=_refuse_what_does_not_fit(devices, _node_need(node_bytes), facts),
     )
-    return replace(plan, steps=tuple(_steps(plan, node_bytes, facts)))
+    steps = _steps(plan, node_bytes, facts)
+    return replace(plan, steps=(*steps, *native_steps(spec, facts.no_native_rdma)))
 
 
 def _guest_plan(spec: TestbedSpec, facts: Facts) -> Plan:
