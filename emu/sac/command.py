@@ -276,10 +276,10 @@ def run_command(options: RunOptions) -> None:
 def _refuse_what_guests_lack(plan: RunPlan) -> None:
     """Raises: UserError: a design whose pool guests cannot share, or a clock that means nothing there."""
     for design in plan.designs:
-        if design.scheme != "cxl":
+        if design.scheme == "dram":
             raise UserError(
                 f"backend {design.name} needs memory that the testbed's guests do not share",
-                remedy="use --backend cxl, or a testbed of --driver local",
+                remedy="use --backend cxl,rdma, or a testbed of --driver local",
             )
     if plan.spec.time == "paced":
         raise UserError(

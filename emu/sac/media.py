@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from emu.sac.designs import Design
 
 
+GUEST_RUN = "/run"
+"""Where a guest's programs write files."""
+FIRST_PORT, PORTS = 10000, 20000
+"""Of memory nodes in guests; beneath the ports that the kernel gives to clients."""
+
+
 @dataclass(frozen=True, slots=True)
 class Media:
     """What a run may use.
@@ -37,17 +43,36 @@ class Media:
     copy_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Where a design's pool is.
+
+    Attributes:
+        urls: one store for each device, as the testbed's first host reaches it.
+        far_urls: the same stores from its last host.
+        transport: of rdma stores, see StoreOptions.
+    """
+
+    urls: list[str]
+    far_urls: list[str]
+    transport: str = "auto"
+
+
 @contextmanager
-def pool_urls(design: Design, media: Media, testbed: Testbed) -> Iterator[list[str]]:
-    """Store URLs of a design's pool, one per device, while it exists."""
+def open_pool(design: Design, media: Media, testbed: Testbed) -> Iterator[Pool]:
+    """A design's pool, while it exists."""
     if design.scheme == "cxl":
-        yield [f"cxl://{path}" for path in media.devices]
+        urls = [f"cxl://{path}" for path in media.devices]
+        yield Pool(urls, urls)
     elif design.scheme == "dram":
         with _host_dram(media) as path:
-            yield [f"dram://{path}"]
+            yield Pool([f"dram://{path}"], [f"dram://{path}"])
+    elif testbed.record.guests:
+        with _guest_node(media, testbed) as pool:
+            yield pool
     else:
         with _memory_node(media, testbed) as path:
-            yield [f"rdma://{path}"]
+            yield Pool([f"rdma://{path}"], [f"rdma://{path}"])
 
 
 @contextmanager
@@ -74,17 +99,41 @@ def _host_dram(media: Media) -> Iterator[Path]:
 def _memory_node(media: Media, testbed: Testbed) -> Iterator[Path]:
     """A process that owns the remote memory."""
     path = media.workspace / "memory-node.sock"
-    host = testbed.hosts[0]
     try:
-        with running_server(
-            server_argv("rdma", path, media.pool_bytes, with_parent=True),
-            Path(testbed.log_path(host)),
-            role="memory-node",
-            remedy="see `emu doctor` for memory",
-            spawn=lambda argv, **popen: testbed.spawn(host, argv, **popen),
-        ) as node:
+        with _node(server_argv("rdma", path, media.pool_bytes, with_parent=True), testbed):
             yield path
-        testbed.forget(node.pid)
     finally:
         for left in media.workspace.glob("memory-node.sock*"):
             left.unlink()
+
+
+@contextmanager
+def _guest_node(media: Media, testbed: Testbed) -> Iterator[Pool]:
+    """A memory node in the first guest, reached from the others over their network, by real verbs only.
+
+    Its files are in the guest and go with it; socket and port are this process's own.
+    """
+    path = f"{GUEST_RUN}/emu-node-{os.getpid()}.sock"
+    listen = f"{testbed.hosts[0]}:{FIRST_PORT + os.getpid() % PORTS}"
+    argv = server_argv(
+        "rdma", path, media.pool_bytes
+    )  # the agent ends it with what stands for it here
+    with _node((*argv, "--listen", listen), testbed):
+        near = [f"rdma://{path}"]
+        far = [f"rdma://{listen}"] if len(testbed.hosts) > 1 else near
+        yield Pool(near, far, transport="verbs")
+
+
+@contextmanager
+def _node(argv: Sequence[str], testbed: Testbed) -> Iterator[None]:
+    """A memory node on the first host, ready."""
+    host = testbed.hosts[0]
+    with running_server(
+        argv,
+        Path(testbed.log_path(host)),
+        role="memory-node",
+        remedy="see `emu doctor` for memory",
+        spawn=lambda argv, **popen: testbed.spawn(host, argv, **popen),
+    ) as node:
+        yield
+    testbed.forget(node.pid)

@@ -45,7 +45,11 @@ class Role:
         self._stores: list[KVStore] = []
 
     def _open(self, message: Message) -> list[KVStore]:
-        options = StoreOptions(coherent=message["coherent"], borrow=message.get("borrow", False))
+        options = StoreOptions(
+            coherent=message["coherent"],
+            borrow=message.get("borrow", False),
+            transport=message["transport"],
+        )
         self._stores = [open_store(url, self._model.layout, options) for url in message["urls"]]
         return self._stores
 
@@ -120,6 +124,7 @@ class DecodeRole(Role):
             clock.log.write(message["oplog"])
         return {
             "clock": clock.describe(),
+            "transport": pools[0].stats().transport,
             "records": [record.to_json() for record in decoded.records],
             "descriptors": {str(n): d.to_bytes().hex() for n, d in decoded.descriptors.items()},
             "totals": {

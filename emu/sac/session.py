@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from emu.guest.files import get_file
 from emu.sac.figures import Verdict, run_figures
-from emu.sac.media import Media, pool_urls
+from emu.sac.media import GUEST_RUN, Media, Pool, open_pool
 from emu.sac.processes import Call, WorkerProcess, call_all
 from emu.sac.sequence import Record
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from emu.sac.plan import RequestPlan, RunSpec
 
 
-GUEST_OUTPUT = "/run"
-"""Where a guest's worker writes files."""
 _END_S = 1.0
 """How long a worker may take to end by itself."""
 
@@ -129,24 +127,30 @@ class Session:
         Raises:
             WorkerError, EmuError: a worker failed or died.
         """
-        with pool_urls(design, self._setting.media, self._setting.testbed) as urls:
-            where = {
-                "urls": urls,
-                "coherent": self._setting.testbed.coherence == "bi",
-                "requests": self._requests,
-            }
-            deliveries = self._prefill_and_oracle(design, where)
+        with open_pool(design, self._setting.media, self._setting.testbed) as pool:
+            deliveries = self._prefill_and_oracle(design, self._where(pool.urls, pool))
             self._progress.phase(f"{design.name}: decode")
-            decoded = self._call("decode", self._decode_message(design, where, deliveries))
+            far = {**self._where(pool.far_urls, pool), "borrow": self._borrow()}
+            decoded = self._call("decode", self._decode_message(design, far, deliveries))
             self._fetch_oplog(design)
             records = sorted(
                 (Record.from_json(data) for data in decoded["records"]), key=lambda r: r.number
             )
             self._progress.phase(f"{design.name}: compare every byte")
-            verdict = self._verify(where, records, decoded["descriptors"])
+            verdict = self._verify(far, records, decoded["descriptors"])
             for role in ("decode", "prefill"):
                 self._call(role, {"do": "release"})
-        return run_figures(design.name, decoded["clock"], records, decoded["totals"], verdict)
+        transport = decoded["transport"]
+        figures = run_figures(design.name, decoded["clock"], records, decoded["totals"], verdict)
+        return {**figures, "transport": transport} if transport else figures
+
+    def _where(self, urls: list[str], pool: Pool) -> dict[str, Any]:
+        return {
+            "urls": urls,
+            "transport": pool.transport,
+            "coherent": self._setting.testbed.coherence == "bi",
+            "requests": self._requests,
+        }
 
     def _to(self, role: str, message: dict[str, Any]) -> Call:
         return Call(self._players[role], {"role": role, **message})
@@ -172,7 +176,6 @@ class Session:
         return {
             "do": "decode",
             **where,
-            "borrow": self._borrow(),
             "design": design.name,
             "deliveries": deliveries,
             "copy_bytes": self._setting.media.copy_bytes,
@@ -185,7 +188,7 @@ class Session:
         if directory is None:
             return ""
         inside = self._setting.testbed.guest(self._setting.testbed.hosts[-1]) is not None
-        return f"{GUEST_OUTPUT if inside else directory}/ops-{design.name}.jsonl"
+        return f"{GUEST_RUN if inside else directory}/ops-{design.name}.jsonl"
 
     def _fetch_oplog(self, design: Design) -> None:
         """A guest's writes stay in the guest: bring the log out."""
@@ -201,7 +204,6 @@ class Session:
         message = {
             "do": "verify",
             **where,
-            "borrow": self._borrow(),
             "descriptors": descriptors,
             "tokens": tokens,
         }
