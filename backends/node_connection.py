@@ -17,11 +17,14 @@ from backends.node_channel import Channel, ChannelEnded
 from backends.node_socket import connect
 from backends.node_transport import RingTransport, VerbsTransport, VerbsUnusable
 from emu import _native
-from emu.errors import HostError, MediumError
+from emu.errors import HostError, MediumError, UserError
 from emu.host_memory import require_free
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+
+TRANSPORTS = ("auto", "verbs", "process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,16 @@ class NodeConnection:
         transport_reason: why that one.
 
     Raises:
-        UserError: no node listens there.
+        UserError: no node listens there, or no such transport.
         HostError: the transport asked for, or the only one that leads there, cannot be had.
     """
 
     def __init__(self, address: str, options: ConnectionOptions | None = None) -> None:
         options = options or ConnectionOptions()
+        if options.transport not in TRANSPORTS:
+            raise UserError(
+                f"no transport {options.transport!r}", remedy=f"use one of {', '.join(TRANSPORTS)}"
+            )
         self.address = address
         self._pid = os.getpid()
         self._channel = Channel(connect(address, options.timeout_s))

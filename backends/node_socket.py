@@ -102,8 +102,8 @@ def connect(address: str, timeout_s: float) -> socket.socket:
         raise UserError("no memory node's socket was named", remedy=_START.format("PATH"))
     remote = is_tcp(address)
     if remote:
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         where: tuple[str, int] | str = split_address(address)
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     else:
         _check_length(address)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 from contract import StoreContract
-from contract_base import DEVICE_BYTES, LAYOUT, Place, read, same, slots_of, tokens_of, value
+from contract_base import (
+    DEVICE_BYTES,
+    LAYOUT,
+    Place,
+    check_raw,
+    read,
+    same,
+    slots_of,
+    tokens_of,
+    value,
+)
 from memory_nodes import raw_node, start_node, wait_until
 
+from backends.node_connection import NodeConnection
 from emu import StoreOptions, open_store
-from emu.errors import KeyMissing, MediumError, UserError
+from emu.errors import HostError, KeyMissing, MediumError, UserError
 
 WIDTH = 656
 
@@ -96,3 +108,71 @@ def test_a_node_too_small_for_a_block(tmp_path):
             open_store(f"rdma://{tmp_path / 'n.sock'}", LAYOUT)
         maps = Path(f"/proc/{node.pid}/maps")
         assert wait_until(lambda: "emu-registered" not in maps.read_text())
+
+
+# -- which transport ------------------------------------------------------------------------------------------
+def no_device(monkeypatch):
+    monkeypatch.setattr("backends.node_verbs.usable_ports", lambda: ([], "no RDMA device here"))
+
+
+def test_without_a_device_the_process_transport_is_taken_and_said(node, monkeypatch):
+    no_device(monkeypatch)
+    with open_store(f"rdma://{node.address}", LAYOUT) as store:
+        assert store.stats().transport == "process"
+        assert store.stats().transport_reason == "no verbs: no RDMA device here"
+    with open_store(f"rdma://{node.address}", LAYOUT, StoreOptions(transport="process")) as store:
+        assert store.stats().transport_reason == "you asked for it"
+
+
+def test_verbs_that_were_asked_for_are_never_replaced(node, monkeypatch):
+    no_device(monkeypatch)
+    with pytest.raises(HostError, match="no verbs: no RDMA device here") as error:
+        open_store(f"rdma://{node.address}", LAYOUT, StoreOptions(transport="verbs"))
+    assert error.value.capability == "verbs"
+    with pytest.raises(UserError, match="no transport 'verb'"):
+        open_store(f"rdma://{node.address}", LAYOUT, StoreOptions(transport="verb"))
+
+
+def test_a_node_on_another_host_is_reached_by_verbs_only(tmp_path, monkeypatch):
+    no_device(monkeypatch)
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{chosen.getsockname()[1]}"
+    with pytest.raises(UserError, match=r"start one there: .* --listen 127\.0\.0\.1"):
+        open_store(f"rdma://{address}", LAYOUT)
+    with start_node(tmp_path / "n.sock", DEVICE_BYTES, "--listen", address):
+        with pytest.raises(HostError, match="no verbs"):
+            open_store(f"rdma://{address}", LAYOUT)
+        with pytest.raises(HostError, match="needs shared memory"):
+            open_store(f"rdma://{address}", LAYOUT, StoreOptions(transport="process"))
+    with pytest.raises(UserError, match="is not HOST:PORT"):
+        open_store("rdma://host0:port", LAYOUT)
+
+
+def test_a_node_serves_the_beginning_of_a_device(tmp_path):
+    device = tmp_path / "cxl0"
+    device.write_bytes(bytes(DEVICE_BYTES + 8192))
+    rows = value("a", 100)
+    with start_node(tmp_path / "n.sock", DEVICE_BYTES, "--device", str(device)):
+        with open_store(f"rdma://{tmp_path / 'n.sock'}", LAYOUT) as store:
+            store.put(["a"], [rows])
+            check_raw(device.read_bytes(), store.publish("a"), rows)
+        assert not any(device.read_bytes()[DEVICE_BYTES:])
+
+
+def test_one_machine_keeps_the_directory(node):
+    layout_url = f"rdma://{node.address}"
+    connection = NodeConnection(node.address)
+    assert connection.claim_directory("another machine")
+    with pytest.raises(UserError, match="another host keeps the directory"):
+        open_store(layout_url, LAYOUT)
+    connection.close()
+    assert wait_until(lambda: can_open(layout_url))
+
+
+def can_open(url):
+    try:
+        open_store(url, LAYOUT).close()
+    except UserError:
+        return False
+    return True
