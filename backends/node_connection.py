@@ -100,6 +100,7 @@ class NodeConnection:
                         remedy="see the rows verbs and uverbs of `emu doctor`, on both sides",
                     ) from error
                 self.transport_reason = f"no verbs: {error}"
+                self.call("disconnect")
             else:
                 self.transport_reason = f"a READ over {transport.device.name} came through"
                 return transport

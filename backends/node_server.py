@@ -64,10 +64,15 @@ class _Client:
     responder: _native.Responder | _native.RcOwner | None = None
     machine: str = ""
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
+        """Drop the queue pair, and with it what was registered."""
         if self.responder is not None:
             self.responder.close()
         self.responder = None
+
+    def close(self) -> None:
+        """Drop everything."""
+        self.disconnect()
         self.channel.close()
 
 
@@ -154,6 +159,7 @@ class MemoryNode:
             "claim": self._claim,
             "connect": self._connect,
             "connect_verbs": self._connect_verbs,
+            "disconnect": self._disconnect,
             "register": self._register,
             "deregister": self._deregister,
             "expose": self._expose,
@@ -209,6 +215,13 @@ class MemoryNode:
         owner.connect(endpoint_from_json(message["endpoint"]), reads)
         client.responder = owner
         return {"endpoint": endpoint_to_json(owner.endpoint), "max_rd_atomic": reads}
+
+    def _disconnect(
+        self, client: _Client, message: dict[str, Any], fds: Sequence[int]
+    ) -> dict[str, Any]:
+        """Drop the queue pair: the client takes another one."""
+        client.disconnect()
+        return {}
 
     def _register(
         self, client: _Client, message: dict[str, Any], fds: Sequence[int]

@@ -21,9 +21,10 @@ from contract_base import DEVICE_BYTES, Place, slots_of, tokens_of, value
 from memory_nodes import Client, RawNode, client_of, one_request, raw_node, wait_until
 
 from backends.node_connection import ConnectionOptions
+from backends.node_transport import VerbsTransport
 from backends.rdma import directory_path
 from emu import StoreOptions, _native, open_store
-from emu.errors import MediumError, UserError
+from emu.errors import HostError, MediumError, UserError
 from emu.rdma_ports import usable_ports
 
 if TYPE_CHECKING:
@@ -110,6 +111,21 @@ def test_auto_takes_verbs_and_says_why(node: RawNode) -> None:
         assert "came through" in client.connection.transport_reason
     with client_of(node, options=ConnectionOptions(transport="process")) as client:
         assert client.connection.transport == "process"
+
+
+def test_auto_does_without_verbs_that_carry_nothing(node: RawNode, monkeypatch) -> None:
+    def nothing_comes(transport: object) -> None:
+        raise OSError(110, "nothing comes through")
+
+    monkeypatch.setattr(VerbsTransport, "_try", nothing_comes)
+    with client_of(node) as client:
+        assert client.connection.transport == "process"
+        assert client.connection.transport_reason == "no verbs: nothing comes through"
+        out = np.zeros(64, np.uint8)
+        client.requester.read(128, out)
+        assert np.array_equal(out, node.raw[128:192])
+    with pytest.raises(HostError, match="nothing comes through"), client_on(node):
+        pass
 
 
 def test_the_gid_is_the_ipv4_one(node: RawNode) -> None:

@@ -117,7 +117,7 @@ ibv_context* open_context(const std::string& name) {
 // The largest exponent with which all tries together end within the time (ibv_modify_qp(3): 4.096 us * 2 ** n).
 uint8_t timeout_exponent(double timeout_s) {
   const double each = timeout_s / (kRetries + 1) / kTimeoutUnit_s;
-  return static_cast<uint8_t>(std::clamp(std::floor(std::log2(std::max(each, 1.0))), 1.0, 31.0));
+  return static_cast<uint8_t>(std::clamp(std::floor(std::log2(std::max(1.0, each))), 1.0, 31.0));
 }
 
 }  // namespace

@@ -117,6 +117,12 @@ class RcOwner {
   // Check every row of the message, then gather: a fault writes nothing.
   Status pack(size_t nbytes) {
     PackMessage head;
+    const Status status = resolve(nbytes, head);
+    if (status == Status::kSuccess) write_rows(head);
+    return status;
+  }
+
+  Status resolve(size_t nbytes, PackMessage& head) {
     if (nbytes < sizeof head) return Status::kRemInvReqErr;
     std::memcpy(&head, message_.data(), sizeof head);
     if (nbytes != sizeof head + uint64_t{head.count} * sizeof(uint64_t)) return Status::kRemInvReqErr;
@@ -131,7 +137,6 @@ class RcOwner {
       const uint8_t* row = memory_.mapping.data() + found->second.offset + offset;
       rows_[i] = {reinterpret_cast<uintptr_t>(row), head.row_bytes, found->second.lkey};
     }
-    write_rows(head);
     return Status::kSuccess;
   }
 
