@@ -153,7 +153,7 @@ def test_qemus_own_words_reach_the_user(guest_home: Home) -> None:
     from emu.provision.steps import StartGuest
 
     spec = make_spec(Flags(cxl_devices=1, driver="qemu", name="g"))
-    plan = make_plan(spec, gather_facts(spec, guest_home.run, []))
+    plan = make_plan(spec, gather_facts(spec, guest_home.run, {}))
     steps = tuple(
         replace(step, argv=(*step.argv, "-device", "no-such-device"))
         if isinstance(step, StartGuest)
@@ -185,7 +185,7 @@ def test_auto_takes_guests_where_they_can_be_had(guest_home: Home) -> None:
         (Flags(cxl_devices=2, rdma="node"), "local", "memory node"),
     ):
         spec = make_spec(flags)
-        plan = make_plan(spec, gather_facts(spec, guest_home.run, []))
+        plan = make_plan(spec, gather_facts(spec, guest_home.run, {}))
         assert (plan.driver, words in plan.reason) == (driver, True), plan.reason
 
 

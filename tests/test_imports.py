@@ -32,7 +32,9 @@ MAY_IMPORT = {
     "timing": {"errors", "suggest", "process", "_native"},
     "trace": {"errors"},
     "guest": {"errors"},
-    "provision": {"errors", "units", "suggest", "server", "registry", "timing", "guest"} | HOST,
+    "provision": {"errors", "units", "suggest", "server", "registry", "timing", "guest"}
+    | {"layout", "numa", "pool"}
+    | HOST,
     "probes": {"errors", "units", "suggest", "host_memory", "numa", "provision", "_native"},
     "sac": FOUNDATION
     | HOST

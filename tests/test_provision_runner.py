@@ -44,7 +44,7 @@ NODE = (
 def plan_for(home: Home, name: str = "lab", node: str | None = NODE, **flags: object) -> Plan:
     chosen = {"cxl_devices": 2, "device_size": "1M", "name": name, **flags}
     spec = make_spec(Flags(**chosen))  # type: ignore[arg-type]
-    plan = make_plan(spec, gather_facts(spec, home.run, StateDirectory().names()))
+    plan = make_plan(spec, gather_facts(spec, home.run, StateDirectory().testbeds()))
     if node is None:
         return plan
     argv = (sys.executable, "-S", "-c", node, plan.node_socket or "")
@@ -92,7 +92,7 @@ def test_the_default_root_is_removed_with_its_last_testbed(home: Home) -> None:
     name = f"test-{os.getpid()}"
     spec = make_spec(Flags(cxl_devices=1, device_size="1M", name=name, rdma="off"))
     runner = Runner(StateDirectory())
-    record = runner.up(make_plan(spec, gather_facts(spec, None, ())))
+    record = runner.up(make_plan(spec, gather_facts(spec, None, {})))
     assert record.run_dir == f"{default_root()}/{name}"
     assert default_root().stat().st_mode & 0o077 == 0
     runner.down(name)
@@ -363,7 +363,7 @@ def test_an_existing_device_is_never_removed(home: Home, tmp_path: Path) -> None
     file.write_text(f'[[device]]\npath = "{device}"\n[rdma]\nmode = "off"\n')
     spec = make_spec(Flags(name="lab"), file)
     runner = Runner(StateDirectory())
-    record = runner.up(make_plan(spec, gather_facts(spec, home.run, ())))
+    record = runner.up(make_plan(spec, gather_facts(spec, home.run, {})))
     assert [d.path for d in record.devices] == [str(device)]
     runner.down("lab")
     assert device.read_bytes() == b"data" * (1 << 18)

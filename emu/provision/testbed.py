@@ -275,7 +275,7 @@ def testbed(
         name: its name; by default run-PID.
         directory: where its run directory is made; by default below /dev/shm.
         spec_file: a TOML spec.
-        flags: driver, device_size, hosts, coherence, profile, rdma: as the flags of `emu up`.
+        flags: driver, device_size, hosts, coherence, profile, rdma, attach, ...: as the flags of `emu up`.
 
     Raises:
         UserError, HostError, TestbedError: as `emu up`; UserError also for a flag that it has not.
@@ -287,7 +287,7 @@ def testbed(
     state = StateDirectory()
     chosen = Flags(cxl_devices=cxl_devices, name=name or _free_name(state), **flags)
     spec = make_spec(chosen, Path(spec_file) if spec_file is not None else None)
-    facts = gather_facts(spec, Path(directory) if directory is not None else None, state.names())
+    facts = gather_facts(spec, Path(directory) if directory is not None else None, state.testbeds())
     runner = Runner(state)
     record = runner.up(make_plan(spec, facts), owner=identify(os.getpid()))
     try:
