@@ -20,7 +20,7 @@ from emu.provision.condition import inspect
 from emu.provision.facts import default_root, gather_facts
 from emu.provision.plan import Plan, make_plan
 from emu.provision.process import ProcessId, identify
-from emu.provision.runner import Runner
+from emu.provision.runner import ATTACH_LOCK, Runner
 from emu.provision.spec import Flags, make_spec
 from emu.provision.state import StateDirectory
 from emu.provision.steps import StartProcess
@@ -59,7 +59,8 @@ def plan_for(home: Home, name: str = "lab", node: str | None = NODE, **flags: ob
 
 def nothing_left(home: Home, record: Record | None = None) -> None:
     assert list(home.run.iterdir()) == []
-    assert list(StateDirectory().path.iterdir()) == []
+    locks = [path.name for path in StateDirectory().path.iterdir()]
+    assert locks in ([], [f"{ATTACH_LOCK}.lock"])  # of one that was killed while it held it
     assert process.mapping(home.run) == []
     if record is not None:
         assert process.tagged(record.id) == []
@@ -127,10 +128,13 @@ def _die_at(point: int, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> int:
         os._exit(1)
 
 
+@pytest.mark.parametrize("attach", [False, True])
 def test_kill_9_at_every_point_of_up_leaves_what_status_lists_and_down_clears(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attach: bool
 ) -> None:
-    plan = plan_for(home)
+    existing = tmp_path / "existing"
+    existing.write_bytes(bytes(1 << 20))
+    plan = plan_for(home, attach=[str(existing)] if attach else None)
     for point in range(1, 100):
         status = _die_at(point, plan, monkeypatch)
         if status == 0:
@@ -160,6 +164,7 @@ def test_kill_9_at_every_point_of_up_leaves_what_status_lists_and_down_clears(
     record = StateDirectory().load("lab")
     Runner(StateDirectory()).down("lab")
     nothing_left(home, record)
+    assert existing.read_bytes() == bytes(1 << 20)
 
 
 def test_kill_9_at_every_point_of_down_is_finished_by_the_next_down(

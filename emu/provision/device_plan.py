@@ -54,19 +54,26 @@ def plan_devices(spec: TestbedSpec, run_dir: str, facts: Facts) -> tuple[Device,
     return devices
 
 
-def device_steps(spec: TestbedSpec, devices: tuple[Device, ...], facts: Facts) -> list[Step]:
-    """What makes or takes the devices: those that exist are taken first, as that costs nothing."""
+def device_steps(devices: tuple[Device, ...], facts: Facts) -> list[Step]:
+    """What takes or makes the devices: those that exist are taken first, as that costs nothing."""
     steps: list[Step] = []
     for device in devices:
         if device.existing:
             found = facts.paths[device.path]
             steps.append(AttachDevice(found.resolved, found.has_directory))
-            if found.foreign and spec.overwrite:
-                steps.append(ClearDevice(found.resolved, device.size_bytes))
     for device in devices:
         if not device.existing:
             steps.append(AllocateDevice(device.path, device.size_bytes, device.numa_node))
     return steps
+
+
+def clear_steps(devices: tuple[Device, ...], facts: Facts) -> list[Step]:
+    """What overwrites foreign content, as --overwrite allows; for the end of a plan, as nothing undoes it."""
+    return [
+        ClearDevice(facts.paths[device.path].resolved, device.size_bytes)
+        for device in devices
+        if device.existing and facts.paths[device.path].foreign
+    ]
 
 
 def _made(number: int, device: DeviceSpec, path: str, facts: Facts) -> Device:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from emu.errors import HostError, TestbedError, UserError
 from emu.guest.session import agent_socket
-from emu.provision.device_plan import Device, device_steps, plan_devices
+from emu.provision.device_plan import Device, clear_steps, device_steps, plan_devices
 from emu.provision.guest_plan import (
     guest_memory_bytes,
     guest_steps,
@@ -125,7 +125,8 @@ def _local_plan(spec: TestbedSpec, facts: Facts, reason: str) -> Plan:
         guests=(),
         memory_bytes=_refuse_what_does_not_fit(devices, _node_need(node_bytes), facts),
     )
-    return replace(plan, steps=tuple(_steps(spec, plan, node_bytes, facts)))
+    steps = _steps(plan, node_bytes, facts) + clear_steps(devices, facts)
+    return replace(plan, steps=tuple(steps))
 
 
 def _guest_plan(spec: TestbedSpec, facts: Facts) -> Plan:
@@ -158,7 +159,7 @@ def _guest_plan(spec: TestbedSpec, facts: Facts) -> Plan:
         guests=found,
         memory_bytes=_refuse_what_does_not_fit(devices, need, facts),
     )
-    steps = _steps(spec, plan, 0, facts)
+    steps = _steps(plan, 0, facts)
     steps += guest_steps(plan, topology, facts, rxe=spec.rdma != "off")
     return replace(plan, steps=tuple(steps))
 
@@ -255,10 +256,10 @@ def _refuse_what_does_not_fit(devices: tuple[Device, ...], need: _Need | None, f
     return memory
 
 
-def _steps(spec: TestbedSpec, plan: Plan, node_bytes: int, facts: Facts) -> list[Step]:
+def _steps(plan: Plan, node_bytes: int, facts: Facts) -> list[Step]:
     steps: list[Step] = [MakeRoot(facts.root)] if facts.root_is_default else []
     steps.append(MakeDirectory(plan.run_dir))
-    steps += device_steps(spec, plan.devices, facts)
+    steps += device_steps(plan.devices, facts)
     steps.append(MakeScratch(scratch_path(plan.run_dir)))
     for host in plan.hosts:
         env = host_env(plan, host)
