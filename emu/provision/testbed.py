@@ -266,6 +266,7 @@ def testbed(
     name: str | None = None,
     directory: str | os.PathLike[str] | None = None,
     spec_file: str | os.PathLike[str] | None = None,
+    state: StateDirectory | None = None,
     **flags: Any,
 ) -> Iterator[Testbed]:
     """A testbed for the time of a with block; also what `emu run` uses when none is up.
@@ -275,6 +276,7 @@ def testbed(
         name: its name; by default run-PID.
         directory: where its run directory is made; by default below /dev/shm.
         spec_file: a TOML spec.
+        state: where it is recorded; by default where `emu status` looks.
         flags: driver, device_size, hosts, coherence, profile, rdma, attach, ...: as the flags of `emu up`.
 
     Raises:
@@ -284,7 +286,7 @@ def testbed(
     for flag in flags:
         if flag not in known:
             raise UserError(f"testbed() has no flag {flag!r}", remedy=did_you_mean(flag, known))
-    state = StateDirectory()
+    state = state or StateDirectory()
     chosen = Flags(cxl_devices=cxl_devices, name=name or _free_name(state), **flags)
     spec = make_spec(chosen, Path(spec_file) if spec_file is not None else None)
     facts = gather_facts(spec, Path(directory) if directory is not None else None, state.testbeds())
