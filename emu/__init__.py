@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from emu.layout import Component, KVLayout
-    from emu.provision import Testbed, testbed
+    from emu.provision.testbed import Testbed, testbed
     from emu.registry import open_store
     from emu.store import Capability, Descriptor, KVStore, Reservation, Stats, StoreOptions
 

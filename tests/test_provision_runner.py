@@ -361,20 +361,6 @@ def test_a_reused_pid_is_not_ended(home: Home) -> None:
         bystander.wait()
 
 
-def test_an_existing_device_is_never_removed(home: Home, tmp_path: Path) -> None:
-    device = tmp_path / "device"
-    device.write_bytes(b"data" * (1 << 18))
-    file = tmp_path / "spec.toml"
-    file.write_text(f'[[device]]\npath = "{device}"\n[rdma]\nmode = "off"\n')
-    spec = make_spec(Flags(name="lab"), file)
-    runner = Runner(StateDirectory())
-    record = runner.up(make_plan(spec, gather_facts(spec, home.run, {})))
-    assert [d.path for d in record.devices] == [str(device)]
-    runner.down("lab")
-    assert device.read_bytes() == b"data" * (1 << 18)
-    nothing_left(home, record)
-
-
 def test_a_second_up_of_a_name_waits_for_nobody_and_breaks_nothing(home: Home) -> None:
     state = StateDirectory()
     plan = plan_for(home)

@@ -37,7 +37,9 @@ def rows(store, key, tokens):
     assert store.gather(store.slots([key]), 1, np.array([tokens], np.int32), out) == len(tokens)
     return out[0].copy()
 """
-OPTIONS = ("-p", "no:cacheprovider", "-rs", "-W", "error")
+# An editable install's import hook is listed among our files, and has to be imported before pytest is.
+EDITABLE = "ignore:Module already imported so cannot be rewritten; _editable:pytest.PytestAssertRewriteWarning"
+OPTIONS = ("-p", "no:cacheprovider", "-rs", "-W", "error", "-W", EDITABLE)
 
 
 @pytest.fixture
@@ -134,9 +136,10 @@ def test_what_a_test_leaves_running_is_ended_after_it(project: pytest.Pytester, 
 import pytest
 from emu.provision import process
 pytestmark = pytest.mark.emu(rdma="off", device_size="1M", hosts=2)
+left = []
 
 def test_leaves(emu_testbed):
-    emu_testbed.spawn("host1", ["sleep", "600"])
+    left.append(emu_testbed.spawn("host1", ["sleep", "600"]))
     emu_testbed.exec("host0", ["sh", "-c", "sleep 600 & echo"])
     assert len(process.tagged(emu_testbed.record.id)) == 2
 
@@ -345,7 +348,7 @@ from pathlib import Path
 @pytest.mark.emu(hosts=2)
 @pytest.mark.parametrize("number", range(2))
 def test_hangs(emu_testbed, number):
-    emu_testbed.spawn("host1", ["sleep", "600"])
+    child = emu_testbed.spawn("host1", ["sleep", "600"])
     (Path(os.environ["SEEN"]) / str(os.getpid())).touch()
     time.sleep(600)
 """
