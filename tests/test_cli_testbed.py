@@ -139,7 +139,7 @@ BAD = [
     (["down", "../x"], 1, "not a testbed name"),
     (["down", "x", "--all"], 2, "not both"),
     (["exec", "host0", "--", "true"], 1, "no testbed 'default'"),
-    (["exec", "host0"], 1, "no testbed 'default'"),
+    (["exec", "host0"], 2, "needs a terminal"),
     (["env"], 1, "no testbed 'default'"),
     (["logs"], 1, "no testbed 'default'"),
     (["doctor", "--need", "qmu"], 1, "did you mean 'qemu'?"),

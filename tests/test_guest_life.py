@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,20 @@ from emu.errors import TestbedError, UserError, WorkerError
 from emu.provision import boot, process
 from emu.provision.condition import inspect
 from emu.provision.devices import devices_of
+from emu.provision.facts import gather_facts
+from emu.provision.plan import make_plan
 from emu.provision.runner import Runner
+from emu.provision.spec import Flags, make_spec
 from emu.provision.state import StateDirectory
+from emu.provision.steps import StartGuest
 from emu.provision.testbed import Testbed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conftest import Home
+
+    from emu.provision.plan import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("qemu", "cxl_type3", "guest_kernel")]
 
@@ -133,35 +142,50 @@ def test_a_killed_up_leaves_nothing_after_down(guest_home: Home, delay_s: float)
 def test_a_guest_that_does_not_boot_is_one_error_with_the_console_and_leaves_nothing(
     guest_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that cannot run: the watchdog starts it again, then says what the console said."""
+    """A program that stays silent: the watchdog starts it again, then says what the console said."""
     monkeypatch.setattr(boot, "SILENCE_TIMEOUT_S", 0.3)
-    with (
-        pytest.raises(WorkerError, match=r"host0: the guest's agent did not answer in .*, 3 times"),
-        emu.testbed(1, driver="qemu", directory=guest_home.run),
-    ):
-        pytest.fail("it booted in 0.3 s")
+    plan = _plan_with_qemu(guest_home, lambda _: ("/bin/sleep", "4715"))
+    with pytest.raises(WorkerError, match=r"host0: the guest's agent did not answer .*, 3 times"):
+        Runner(StateDirectory()).up(plan)
+    nothing_left(guest_home)
+
+
+def _plan_with_qemu(home: Home, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Plan:
+    """A plan for one guest "g" whose QEMU command is changed."""
+    spec = make_spec(Flags(cxl_devices=1, driver="qemu", name="g", rdma="off"))
+    plan = make_plan(spec, gather_facts(spec, home.run, {}))
+    steps = tuple(
+        replace(step, argv=change(step.argv)) if isinstance(step, StartGuest) else step
+        for step in plan.steps
+    )
+    return replace(plan, steps=steps)
+
+
+def test_a_guest_that_hangs_once_is_started_again_and_works(
+    guest_home: Home, tmp_path: Path
+) -> None:
+    """In place of QEMU, at its first start, a program that says what a stalled kernel says and stays."""
+    stall = tmp_path / "qemu"
+    stall.write_text(
+        f"#!/bin/sh\nif mkdir {tmp_path}/first 2>/dev/null; then\n"
+        "  echo 'rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:'\n  exec sleep 4714\nfi\n"
+        'shift\nexec "$@"\n'
+    )
+    plan = _plan_with_qemu(guest_home, lambda argv: ("/bin/sh", str(stall), "again", *argv))
+    Runner(StateDirectory()).up(plan)
+    bed = Testbed.find("g")
+    assert bed.exec("host0", ["echo", "here"], timeout_s=60).stdout == b"here\n"
+    console = (guest_home.run / "g" / "host0-console.log").read_text(errors="replace")
+    assert console.count("emu: the guest's kernel stalled; started again") == 1
+    assert b"sleep\x004714" not in b"".join(_command(pid) for pid in process._pids())
+    Runner(StateDirectory()).down("g")
     nothing_left(guest_home)
 
 
 def test_qemus_own_words_reach_the_user(guest_home: Home) -> None:
-    """The pool's file is taken away before QEMU starts: it ends at once."""
-    from dataclasses import replace
-
-    from emu.provision.facts import gather_facts
-    from emu.provision.plan import make_plan
-    from emu.provision.spec import Flags, make_spec
-    from emu.provision.steps import StartGuest
-
-    spec = make_spec(Flags(cxl_devices=1, driver="qemu", name="g"))
-    plan = make_plan(spec, gather_facts(spec, guest_home.run, {}))
-    steps = tuple(
-        replace(step, argv=(*step.argv, "-device", "no-such-device"))
-        if isinstance(step, StartGuest)
-        else step
-        for step in plan.steps
-    )
+    plan = _plan_with_qemu(guest_home, lambda argv: (*argv, "-device", "no-such-device"))
     with pytest.raises(WorkerError, match=r"QEMU ended.*'no-such-device' is not a valid device"):
-        Runner(StateDirectory()).up(replace(plan, steps=steps))
+        Runner(StateDirectory()).up(plan)
     nothing_left(guest_home)
 
 
@@ -175,10 +199,6 @@ def test_sizes_that_cxl_cannot_have_are_refused_before_anything_is_made(guest_ho
 
 
 def test_auto_takes_guests_where_they_can_be_had(guest_home: Home) -> None:
-    from emu.provision.facts import gather_facts
-    from emu.provision.plan import make_plan
-    from emu.provision.spec import Flags, make_spec
-
     for flags, driver, words in (
         (Flags(cxl_devices=2), "qemu", "QEMU"),
         (Flags(cxl_devices=2, device_size="1M"), "local", "multiples of 256M"),

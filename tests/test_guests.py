@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,9 @@ import emu
 from emu.errors import TestbedError, UserError
 from emu.guest.files import get_file, put_file
 from emu.provision import faults
+from emu.provision.client_env import client_env
 from emu.provision.devices import devices_of, set_mode
+from emu.provision.rdma_port import RdmaPort, rdma_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,6 +216,31 @@ def test_rxe_is_active_with_a_large_mtu_and_an_ipv4_gid(bed: Testbed) -> None:
         assert kind == "RoCE v2"
 
 
+def test_programs_and_other_programs_environments_name_the_port(bed: Testbed) -> None:
+    script = "echo $EMU_RDMA_DEVICE $EMU_RDMA_GID_INDEX"
+    assert run(bed, "host1", "sh", "-c", script) == "rxe0 1\n"
+    port = rdma_port(bed, "host1")
+    assert port == RdmaPort("rxe0", 1)
+    assert client_env("ucx", bed.regions, port)["UCX_NET_DEVICES"] == "rxe0:1"
+    assert client_env("mooncake", bed.regions, port)["MC_CXL_DEV_PATH"] == "/dev/dax0.0"
+
+
+def test_native_soft_roce_by_a_real_kernel(bed: Testbed) -> None:
+    """A guest is a machine with rdma_rxe: `emu up --rdma native` in it makes a device on lo, down removes it."""
+    emu_command = f"{sys.executable} -m emu.cli"
+    script = (
+        f"export XDG_STATE_HOME=/run/native; cd /; mkdir /run/native; "
+        f"{emu_command} up --driver local --rdma native --cxl-devices 1 --device-size 1M "
+        "--dir /run/native --name n >&2 && "
+        f"{emu_command} env --for ucx --name n && ls /sys/class/infiniband && "
+        f"{emu_command} down n >&2; ls /sys/class/infiniband; ls /run/native"
+    )
+    out = run(bed, "host1", "sh", "-c", script, timeout_s=240).splitlines()
+    assert "export EMU_RDMA_DEVICE=emu-n" in out
+    assert "export UCX_NET_DEVICES=emu-n:1" in out
+    assert out[-4:] == ["emu-n", "rxe0", "rxe0", "emu"]
+
+
 @contextmanager
 def server(bed: Testbed, *argv: str) -> Iterator[None]:
     """A verbs program that waits for its client on host0."""
@@ -262,34 +290,65 @@ def test_fio_writes_in_one_host_and_verifies_in_the_other(bed: Testbed) -> None:
 
 
 # -- the SAC path -----------------------------------------------------------------------------------------
-def test_prefill_in_one_host_decode_in_the_other_every_byte_checked(
-    bed: Testbed, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def sac_run(bed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SacRun]:
+    """`emu run` on the two guests; torch alone takes a minute to import there, so two tests wait for it in turn."""
     for path in bed.devices:  # earlier tests left foreign bytes where the pool's header goes
         with Path(path).open("r+b") as device:
             device.write(bytes(4096))
+    out = tmp_path_factory.mktemp("sac")
     command = ["run", "--name", bed.name, "--backend", "cxl", "--model", "tiny", "--json"]
     command += ["--devices", "2", "--gpus", "2", "--requests", "2", "--context", "140"]
-    command += ["--output-tokens", "4", "--out", str(tmp_path / "out")]
+    command += ["--output-tokens", "4", "--out", str(out / "out")]
     code = "import sys; from emu.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command],
-        capture_output=True,
-        text=True,
-        timeout=840,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["runs"]
-    assert (result["backend"], result["tokens_match"], result["kv_bytes_match"]) == (
-        "cxl",
-        True,
-        True,
-    )
-    assert (tmp_path / "out" / "ops-cxl.jsonl").stat().st_size > 0, "written in host1, brought out"
+    with (
+        (out / "stdout").open("wb") as stdout,
+        (out / "stderr").open("wb") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-c", code, *command], stdout=stdout, stderr=stderr
+        ) as child,
+    ):
+        yield SacRun(child, out)
+        child.kill()
+
+
+@dataclass(frozen=True)
+class SacRun:
+    """A run that goes on.
+
+    Attributes:
+        child: the process.
+        out: holds what it writes.
+    """
+
+    child: subprocess.Popen[bytes]
+    out: Path
+
+
+def _headers(bed: Testbed) -> list[bytes]:
+    found = []
     for path in bed.devices[:2]:
         with Path(path).open("rb") as device:
-            assert device.read(8) == b"EMUPOOL1", "the guests' pool is this file"
+            found.append(device.read(8))
+    return found
+
+
+def test_prefill_in_one_host_makes_the_pool_in_the_devices(bed: Testbed, sac_run: SacRun) -> None:
+    def made() -> bool:
+        assert sac_run.child.poll() in {None, 0}, (sac_run.out / "stderr").read_text()
+        return _headers(bed) == [b"EMUPOOL1"] * 2
+
+    _wait(made, timeout_s=280)
+
+
+def test_decode_in_the_other_host_gives_every_token_and_byte(sac_run: SacRun) -> None:
+    assert sac_run.child.wait(280) == 0, (sac_run.out / "stderr").read_text()
+    (result,) = json.loads((sac_run.out / "stdout").read_text())["runs"]
+    assert result["backend"] == "cxl"
+    assert result["tokens_match"]
+    assert result["kv_bytes_match"]
+    log = sac_run.out / "out" / "ops-cxl.jsonl"
+    assert log.stat().st_size > 0, "written in host1, brought out"
 
 
 def test_a_design_that_guests_cannot_share_is_refused(bed: Testbed) -> None:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted([*ROOT.glob("emu/**/*.py"), *ROOT.glob("backends/**/*.py")])
 FOUNDATION = {"errors", "units", "layout", "store"}
-HOST = {"host_memory", "devdax", "process"}  # facts of this machine
+HOST = {"host_memory", "devdax", "process", "rdma_link"}  # facts of this machine
 # What each part of emu may import of the rest of emu. The command line may import everything.
 MAY_IMPORT = {
     "errors": set(),
@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "host_memory": {"errors", "units"},
     "devdax": set(),
     "process": set(),
+    "rdma_link": set(),
     "store": {"layout", "descriptor_wire"},  # the wire form late: it makes descriptors
     "descriptor_wire": {"errors", "store"},
     "suggest": set(),

@@ -15,6 +15,7 @@ from run_command import wait_for
 
 from emu.provision import process
 from emu.provision.condition import inspect
+from emu.provision.guest_image import cache_directory
 from emu.provision.runner import Runner
 from emu.provision.state import StateDirectory
 
@@ -37,6 +38,7 @@ def rows(store, key, tokens):
     assert store.gather(store.slots([key]), 1, np.array([tokens], np.int32), out) == len(tokens)
     return out[0].copy()
 """
+CACHE = cache_directory().parents[1]  # of this user: pytester gives every test another $HOME
 # An editable install's import hook is listed among our files, and has to be imported before pytest is.
 EDITABLE = "ignore:Module already imported so cannot be rewritten; _editable:pytest.PytestAssertRewriteWarning"
 OPTIONS = ("-p", "no:cacheprovider", "-rs", "-W", "error", "-W", EDITABLE)
@@ -51,7 +53,7 @@ def project(pytester: pytest.Pytester, home: Home) -> Iterator[pytest.Pytester]:
 
 
 def run(project: pytest.Pytester, home: Home, *options: str, **outcomes: int) -> pytest.RunResult:
-    result = project.runpytest_subprocess(*OPTIONS, "--emu-dir", str(home.run), *options)
+    result = project.runpytest_subprocess(*OPTIONS, f"--emu-dir={home.run}", *options)
     if outcomes:
         result.assert_outcomes(**outcomes)
     return result
@@ -281,7 +283,10 @@ def test_bound(emu_testbed): assert emu_testbed.driver == "local"
 
 @pytest.mark.slow
 @pytest.mark.needs("qemu", "cxl_type3", "guest_kernel")
-def test_guests(pytester: pytest.Pytester, guest_home: Home) -> None:
+def test_guests(
+    pytester: pytest.Pytester, guest_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
     pytester.makepyfile(
         """
 import pytest
@@ -362,7 +367,7 @@ def test_what_a_killed_session_left_is_cleared(
     project.makepyfile(test_hang=HANG, test_quick="def test_quick(emu_testbed): pass\n")
     seen = tmp_path / "seen"
     seen.mkdir()
-    argv = [sys.executable, "-m", "pytest", *OPTIONS, "--emu-dir", str(home.run), *options]
+    argv = [sys.executable, "-m", "pytest", *OPTIONS, f"--emu-dir={home.run}", *options]
     session = subprocess.Popen(
         [*argv, "test_hang.py"], env={**os.environ, "SEEN": str(seen)}, stdout=subprocess.DEVNULL
     )
@@ -395,8 +400,8 @@ def test_a_living_sessions_testbed_is_not_cleared(
 import subprocess, sys, os
 def test_outer(emu_testbed, request):
     if "INNER" in os.environ: return
-    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--emu-dir",
-            request.config.getoption("--emu-dir")]
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q",
+            "--emu-dir=" + request.config.getoption("--emu-dir")]
     done = subprocess.run(argv, env={**os.environ, "INNER": "1"}, capture_output=True, text=True)
     assert "1 passed" in done.stdout
     assert emu_testbed.state.load(emu_testbed.name).id == emu_testbed.record.id

@@ -39,11 +39,12 @@ def command(
     from emu.provision import execute
     from emu.provision.testbed import Testbed
 
-    testbed = Testbed.find(name)
     argv = list(cmd[1:] if cmd[:1] == ("--",) else cmd)
-    if not argv or tty:
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            raise click.UsageError("a shell, or --tty, needs a terminal; give a CMD")
+    with_terminal = tty or not argv
+    if with_terminal and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("a shell, or --tty, needs a terminal; give a CMD")
+    testbed = Testbed.find(name)
+    if with_terminal:
         sys.exit(_on_terminal(testbed, host, argv or [os.environ.get("SHELL", "/bin/sh")], timeout))
     deadline = None if timeout is None else time.monotonic() + timeout
     child = testbed.spawn(host, argv, stdin=None, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 @click.option("--profile", metavar="NAME", help="System profile. [default: sac-server]")
 @click.option(
     "--rdma",
-    metavar="auto|node|rxe|off",
-    help="A memory node on this machine, or soft-RoCE in guests. [default: auto]",
+    metavar="auto|node|rxe|native|off",
+    help="A memory node, soft-RoCE in guests, or soft-RoCE of this machine. [default: auto]",
 )
 @click.option("--name", metavar="NAME", help="Name of the testbed. [default: default]")
 @click.option(

@@ -60,7 +60,7 @@ def choose_accelerator(qemu: str, version: str, image: GuestImage, machine: Mach
     except OSError as error:
         return Verdict("tcg", f"{KVM}: {error.strerror}")
     kept = Path(image.initramfs).parent / "accelerator.json"
-    key = [boot_id(), qemu, version, image.version]
+    key = [boot_id(), qemu, version, image.version, Path(image.initramfs).name]
     try:
         found = json.loads(kept.read_bytes())
         if found["key"] == key:

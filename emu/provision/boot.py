@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from emu.errors import EmuError, TestbedError, WorkerError
 from emu.guest import session
 from emu.provision import launch, process
-from emu.provision.guests import MTU
+from emu.provision.guests import MTU, PREFIX_BITS
 from emu.provision.state import ProcessRecord
 from emu.provision.steps import StartGuest
 
@@ -62,7 +62,7 @@ def set_up(record: Record, step: SetUpGuest, save: Callable[[], None]) -> None:
             network={
                 "mac": step.mac,
                 "address": step.address,
-                "netmask": "255.255.255.0",
+                "prefix_bits": PREFIX_BITS,
                 "mtu": MTU,
                 "peers": dict(peer.split("=") for peer in step.peers),
                 "rxe": step.rxe,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emu.host_memory import MEMORY_FILE_SYSTEMS, available_bytes, cgroup_free_bytes, mount_of
+from emu.provision import native_rdma
 from emu.provision.attached import identities, node_facts, path_facts
 from emu.provision.guest_facts import gather_guest_facts
 
@@ -43,6 +44,7 @@ class Facts:
         paths: facts about the spec's device paths.
         guests: what guests can run on, or why they cannot; None where nobody asks for guests.
         nodes: NUMA nodes with memory; empty where no device asks for one, or the kernel knows none.
+        no_native_rdma: why this machine cannot have soft-RoCE of its own; None where it can, or nobody asks for it.
     """
 
     python: str
@@ -60,6 +62,7 @@ class Facts:
     paths: Mapping[str, PathFacts]
     guests: GuestFacts | HostError | None = None
     nodes: Mapping[int, NodeFacts] = field(default_factory=dict)
+    no_native_rdma: HostError | None = None
 
 
 def default_root() -> Path:
@@ -97,6 +100,7 @@ def gather_facts(
         paths={d.path: path_facts(Path(d.path), holders) for d in spec.devices if d.path},
         guests=gather_guest_facts() if _wants_guests(spec) else None,
         nodes=node_facts(d.numa_node for d in spec.devices if d.numa_node is not None),
+        no_native_rdma=native_rdma.why_not() if spec.rdma == "native" else None,
     )
 
 

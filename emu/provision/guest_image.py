@@ -7,6 +7,7 @@ them, initramfs-HASH.img as built here.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import lzma
 import os
 import re
@@ -21,6 +22,8 @@ from emu.errors import HostError
 
 DATA = Path(__file__).parents[2] / "qemu"
 """The guest's sources; beside the package `emu` in a checkout and in a wheel."""
+RDMA_LINK = Path(__file__).parents[1] / "rdma_link.py"
+"""What the agent shares with the host's own soft-RoCE."""
 REMEDY = "run `scripts/guest-image`, which gets a kernel package without root"
 
 
@@ -92,9 +95,14 @@ def find_busybox(cache: Path | None = None) -> Path:
     """
     kept = (cache or cache_directory()) / "busybox"
     for path in (kept, Path("/bin/busybox"), Path("/usr/bin/busybox")):
-        if path.is_file() and b"/lib64/ld-linux" not in path.read_bytes()[:8192]:
+        if path.is_file() and _is_static_program(path.read_bytes()[:8192]):
             return path
     raise HostError("there is no static busybox", capability="guest_kernel", remedy=REMEDY)
+
+
+def _is_static_program(head: bytes) -> bool:
+    """Whether a file that begins so is an ELF program that needs no loader (a dynamic one names it at its beginning)."""
+    return head.startswith(b"\x7fELF") and b"/lib64/ld-linux" not in head
 
 
 def guest_image(cache: Path | None = None) -> GuestImage:
@@ -105,15 +113,24 @@ def guest_image(cache: Path | None = None) -> GuestImage:
     """
     where = cache or cache_directory()
     kernel, busybox = find_kernel(where), find_busybox(where)
-    key = hashlib.sha256(f"{kernel.vmlinuz}\0{sys.executable}\0".encode())
+    place = f"{kernel.vmlinuz}\0{sys.executable}\0{_packages_directory()}\0"
+    key = hashlib.sha256(place.encode())
     key.update(busybox.read_bytes())
-    for source in sorted((DATA / "guest").iterdir()):
+    for source in (RDMA_LINK, *sorted((DATA / "guest").iterdir())):
         if source.is_file():
             key.update(source.name.encode() + b"\0" + source.read_bytes())
     image = where / f"initramfs-{key.hexdigest()[:16]}.img"
     if not image.exists():
         _publish(image, build_initramfs(kernel, busybox))
     return GuestImage(str(kernel.vmlinuz), str(image), kernel.release)
+
+
+def _packages_directory() -> str:
+    """Where this Python has pyroute2; the guest sees the same files."""
+    found = importlib.util.find_spec("pyroute2")
+    assert found is not None, "a dependency of ours"
+    assert found.origin is not None
+    return str(Path(found.origin).parents[1])
 
 
 def _publish(path: Path, data: bytes) -> None:
@@ -139,7 +156,9 @@ def build_initramfs(kernel: Kernel, busybox: Path) -> bytes:
     archive.file("init", (DATA / "guest" / "init").read_bytes(), 0o755)
     for name in ("supervise", "agent.py", "cxl.py", "net.py"):
         archive.file(f"emu/{name}", (DATA / "guest" / name).read_bytes())
+    archive.file("emu/rdma_link.py", RDMA_LINK.read_bytes())
     archive.file("emu/python", sys.executable.encode())
+    archive.file("emu/packages", _packages_directory().encode())
     archive.file("emu/module-tree", str(kernel.modules).encode())
     archive.file("emu/boot-modules", "".join(f"{name}\n" for name in boot).encode())
     modules = list(boot)

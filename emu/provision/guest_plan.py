@@ -8,6 +8,7 @@ from emu.errors import UserError
 from emu.guest.guest import Guest
 from emu.provision import guests
 from emu.provision.guest_facts import GuestFacts
+from emu.provision.native_rdma import refuse_in_guests
 from emu.provision.steps import MakeFile, MakeScratch, SetUpGuest, StartGuest, StartProcess, Step
 from emu.provision.topology import lay_out
 from emu.units import parse_size
@@ -32,6 +33,7 @@ def refuse_what_qemu_lacks(spec: TestbedSpec) -> Topology:
         raise UserError(
             "guests cannot reach a memory node on this machine", remedy="use --rdma rxe or off"
         )
+    refuse_in_guests(spec)
     for number, device in enumerate(spec.devices):
         if device.attached:
             raise UserError(

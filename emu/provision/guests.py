@@ -15,6 +15,7 @@ SLOTS = 8
 FIRST_BUS, BUSES_PER_BRIDGE = 32, 48
 """PCI bus numbers of the host bridges; they must not meet those of the first one's ports."""
 NETWORK = "10.77.0"
+PREFIX_BITS = 24
 MTU = 9000
 """Of the guests' network: large enough for the 4096-byte path MTU of RoCE."""
 

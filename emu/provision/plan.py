@@ -14,6 +14,7 @@ from emu.provision.guest_plan import (
     plan_guests,
     refuse_what_qemu_lacks,
 )
+from emu.provision.native_rdma import native_steps
 from emu.provision.steps import (
     MakeDirectory,
     MakeFile,
@@ -125,7 +126,8 @@ def _local_plan(spec: TestbedSpec, facts: Facts, reason: str) -> Plan:
         guests=(),
         memory_bytes=_refuse_what_does_not_fit(devices, _node_need(node_bytes), facts),
     )
-    steps = _steps(plan, node_bytes, facts) + clear_steps(devices, facts)
+    steps = _steps(plan, node_bytes, facts)
+    steps += [*native_steps(spec, facts.no_native_rdma), *clear_steps(devices, facts)]
     return replace(plan, steps=tuple(steps))
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emu.errors import TestbedError
-from emu.provision import boot, launch, process
+from emu.provision import boot, launch, native_rdma, process
 from emu.provision.attached import identities, identity_of
 from emu.provision.device_files import allocate, clear
 from emu.provision.state import FileId, ProcessRecord, Record, StateDirectory, StepRecord
 from emu.provision.steps import (
+    AddRdmaLink,
     AllocateDevice,
     AttachDevice,
     ClearDevice,
@@ -107,6 +108,8 @@ class Runner:
                     self._start(record, entry, step)
                 case StartGuest():
                     boot.start(record, step, lambda: self.state.save(record))
+                case AddRdmaLink():
+                    native_rdma.add(record.name, step, lambda: self._begin(record, entry))
                 case SetUpGuest():
                     boot.set_up(record, step, lambda: self.state.save(record))
         except OSError as error:
@@ -116,6 +119,11 @@ class Runner:
                 remedy="nothing is left behind; mend that and try again",
             ) from error
         entry.done = True
+        self.state.save(record)
+
+    def _begin(self, record: Record, entry: StepRecord) -> None:
+        """Record that a step which makes no file has begun."""
+        entry.made = FileId(0, 0)
         self.state.save(record)
 
     def _make_directory(self, record: Record, entry: StepRecord, path: Path) -> None:

@@ -17,7 +17,7 @@ DRIVERS = ("auto", "local", "qemu")
 COHERENCE = ("bi", "none")
 DEVICE_KINDS = ("volatile", "persistent")
 TOPOLOGIES = ("direct", "switch")
-RDMA_MODES = ("auto", "node", "rxe", "off")
+RDMA_MODES = ("auto", "node", "rxe", "native", "off")
 MAX_DEVICES = 16
 MAX_HOSTS = 16
 MIN_DEVICE_BYTES = 1 << 20
@@ -67,8 +67,8 @@ class TestbedSpec:
         devices: the pool's devices.
         topology: "direct" or "switch".
         interleave: devices that one region spans.
-        rdma: "node" starts a memory node on this machine, "rxe" is soft-RoCE in guests, "off" is nothing, "auto" is
-            "rxe" with guests and "node" without.
+        rdma: "node" starts a memory node on this machine, "rxe" is soft-RoCE in guests, "native" is soft-RoCE of
+            this machine itself, "off" is nothing, "auto" is "rxe" with guests and "node" without.
         node_bytes: the memory node's memory; None means one device's size.
         overwrite: attached devices may lose what they hold.
     """

@@ -175,6 +175,24 @@ class SetUpGuest:
         return f"set up {self.host}: {len(self.regions)} regions, {self.address}{rxe}"
 
 
+@dataclass(frozen=True, slots=True)
+class AddRdmaLink:
+    """Make a soft-RoCE device on this machine.
+
+    Attributes:
+        device: its name, the testbed's own.
+        interface: the network interface below it.
+        address: the interface's IPv4 address, which its GID maps.
+    """
+
+    device: str
+    interface: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"make the soft-RoCE device {self.device} on {self.interface}"
+
+
 Step: TypeAlias = (
     MakeRoot
     | MakeDirectory
@@ -186,6 +204,7 @@ Step: TypeAlias = (
     | StartProcess
     | StartGuest
     | SetUpGuest
+    | AddRdmaLink
 )
 STEPS: dict[str, type[Step]] = {cls.__name__: cls for cls in get_args(Step)}
 

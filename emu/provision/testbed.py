@@ -16,6 +16,7 @@ from emu.provision import execute
 from emu.provision.facts import gather_facts
 from emu.provision.plan import host_env, log_path, make_plan, scratch_path
 from emu.provision.process import ProcessId, boot_id, identify, is_running
+from emu.provision.rdma_port import rdma_port
 from emu.provision.runner import Runner
 from emu.provision.spec import Flags, check_name, make_spec
 from emu.provision.state import StateDirectory
@@ -134,6 +135,9 @@ class Testbed:
     def env(self, host: str) -> dict[str, str]:
         """What a host's programs get: EMU_TESTBED, EMU_HOST, EMU_CXL_DEVICES, EMU_RDMA_NODE (if there is a node).
 
+        In guests the agent adds the RDMA device and its GID; see emu.provision.rdma_port for soft-RoCE of this
+        machine, which is added here.
+
         Raises:
             UserError: no such host.
         """
@@ -142,7 +146,8 @@ class Testbed:
                 f"testbed {self.name!r} has no host {host!r}",
                 remedy=did_you_mean(host, self.hosts),
             )
-        return host_env(self.record, host)
+        port = None if self.record.guests else rdma_port(self, host)
+        return {**host_env(self.record, host), **(port.env if port else {})}
 
     def log_path(self, host: str) -> str:
         """The log of a host."""

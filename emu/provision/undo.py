@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emu.provision import process
+from emu.provision import native_rdma, process
 from emu.provision.steps import (
     DIRECTORY_SUFFIXES,
+    AddRdmaLink,
     AllocateDevice,
     AttachDevice,
     MakeDirectory,
@@ -140,6 +141,8 @@ def _undo_step(record: Record, entry: StepRecord, owned: bool, undone: Undone) -
             for created in map(Path, step.creates):
                 _remove_made(created, entry, undone)
                 _remove_companions(created, undone)
+        case AddRdmaLink() if entry.made and record.boot_id == process.boot_id():
+            undone.removed += [step.device] if native_rdma.remove(step) else []
         case _:
             pass
 

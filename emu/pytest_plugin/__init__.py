@@ -46,7 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="capabilities (as `emu doctor` names them) that must be there: a skip for their lack is a failure",
     )
     group.addoption(
-        "--emu-dir", metavar="DIR", help="where testbeds' files go [default: /dev/shm, as emu up]"
+        "--emu-dir",
+        metavar="DIR",
+        help="where testbeds' files go [default: /dev/shm, as emu up]; write --emu-dir=DIR, with '=': pytest takes a "
+        "path after a blank for one that holds tests",
     )
 
 

@@ -135,6 +135,11 @@ def devices(port, request):
     return {"devices": cxl.report()}
 
 
+def network(port, request):
+    """The network as it was set up."""
+    return {"network": net.report()}
+
+
 def mode(port, request):
     """Change one region's mode."""
     return {"device": cxl.set_mode(request["serial"], request["mode"])}
@@ -175,7 +180,7 @@ class Program:
         self.streams = {}  # our fd -> frame kind
         self.stdin = None
         ours, theirs = self._open_streams(request.get("socket"))
-        env = {**request["env"], **cxl.environment()}
+        env = {**request["env"], **cxl.environment(), **net.environment()}
         cwd = request.get("cwd") or "/"
         try:
             self.process = subprocess.Popen(
@@ -382,6 +387,7 @@ REQUESTS = {
     "setup": setup,
     "devices": devices,
     "mode": mode,
+    "network": network,
     "put": put,
     "get": get,
     "exec": run_program,
@@ -452,7 +458,7 @@ def main():
         with contextlib.suppress(OSError):  # nobody is there
             os.write(fd, b"X\0\0\0\0")
         watch(fd)
-    print("emu: agent", flush=True)
+    print(f"emu: agent at {time.monotonic():.2f}", flush=True)
     while True:
         for fd, _ in epoll.poll():
             try:
