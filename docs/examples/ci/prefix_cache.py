@@ -31,7 +31,7 @@ class PrefixCache:
         for end in range(self._block_tokens, whole + 1, self._block_tokens):
             key = self._key(tokens[:end])
             if not self._store.exists([key])[0]:
-                self._store.put([key], [{"kv": kv[:, :end]}])
+                self._store.put([key], [{"kv": np.ascontiguousarray(kv[:, :end])}])
 
     def longest_prefix(self, tokens: Sequence[int]) -> int:
         """How many leading tokens of a prompt are in the cache."""
