@@ -321,7 +321,7 @@ def test_memory_that_a_guest_took_is_not_wiped_beneath_it(emu_testbed):
 
 # -- several processes, and killed ones --------------------------------------------------------------------
 def test_workers_of_xdist_have_testbeds_of_their_own(
-    project: pytest.Pytester, home: Home, tmp_path: Path
+    project: pytest.Pytester, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.makepyfile(
         """
@@ -339,7 +339,7 @@ def test_it(kv_store, emu_testbed, number):
     )
     seen = tmp_path / "seen"
     seen.mkdir()
-    project._monkeypatch.setenv("SEEN", str(seen))
+    monkeypatch.setenv("SEEN", str(seen))
     run(project, home, "-n", "2", passed=24)
     names = sorted(path.name for path in seen.iterdir())
     assert [name.split("-")[1] for name in names] == ["gw0", "gw1"]
