@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from backends.mapped import MappedMedium, allocate, map_anonymous, map_device, open_device
 from emu.errors import HostError, UserError
 from emu.host_memory import occupies_memory, require_free
-from emu.layout import HEADER_BYTES
 from emu.pool.store import PoolStore
 from emu.store import Capability
 
@@ -44,7 +43,7 @@ class DramStore(PoolStore):
                 f"dram://{address}: a capacity of {options.capacity_bytes} bytes",
                 remedy="give capacity_bytes, for instance StoreOptions(capacity_bytes=256 << 20)",
             )
-        smallest = HEADER_BYTES + layout.block_bytes
+        smallest = layout.device_bytes(1)
         if 0 < capacity < smallest:
             raise UserError(
                 f"dram://{address}: a capacity of {options.capacity_bytes} bytes holds no block",

@@ -15,7 +15,7 @@ from emu import _native, numa
 from emu.devdax import devdax_bytes
 from emu.errors import HostError, MediumError, UserError
 from emu.layout import LINE_BYTES
-from emu.pool.medium import Medium, Region
+from emu.pool.medium import MappedMemory, Medium, Region
 from emu.units import format_size
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class MappedMedium(Medium):
     def __init__(self, mapping: Mapping, options: StoreOptions) -> None:
         self.name = mapping.name
         self.size_bytes = len(mapping.memory)
-        self.directory_path = "" if mapping.path is None else f"{mapping.path.resolve()}.directory"
+        self.directory_path = ""
         self._mapping = mapping
         self._memory: Rows = np.frombuffer(mapping.memory, np.uint8)
         self._coherent = options.coherent
@@ -190,6 +190,11 @@ class MappedMedium(Medium):
             self._mapping.memory.close()
         if self._mapping.fd >= 0:
             os.close(self._mapping.fd)
+
+    def mapped(self) -> MappedMemory:
+        """See Medium.mapped."""
+        fd = self._mapping.fd
+        return MappedMemory(self._memory, fd, fd if self._sized else -1, self._coherent)
 
     def buffer(self, nbytes: int) -> Rows:
         """See Medium.buffer."""

@@ -1,7 +1,7 @@
 """The C++ core of emu: what Python cannot do in microseconds."""
 
-import enum
 from collections.abc import Sequence
+import enum
 from typing import Annotated
 
 import numpy
@@ -518,3 +518,104 @@ class Requester:
     @property
     def completions(self) -> int: ...
     def reset_counters(self) -> None: ...
+
+class PoolFault(RuntimeError):
+    pass
+
+class PoolRefusal(RuntimeError):
+    pass
+
+class SharedPool:
+    """The metadata of a pool in a device's memory; docs/pool-format.md."""
+
+    def __init__(
+        self,
+        memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+        fd: int,
+        coherent: bool,
+        num_blocks: int,
+        block_tokens: int,
+        meta_offset: int,
+        slots: int,
+        ring_lines: int,
+        snapshot_lines: int,
+        expiry_s: float,
+        quarantine_s: float,
+    ) -> None: ...
+    def join(self, first: int, last: int) -> None:
+        """Take a slot of that range and begin to beat."""
+
+    def leave(self) -> None:
+        """Give up every lease and the slot."""
+
+    def validate(self) -> None:
+        """Refuse to go on when the leases may be gone."""
+
+    @property
+    def slot(self) -> int: ...
+    @property
+    def lines_flushed(self) -> int: ...
+    @property
+    def transactions(self) -> int: ...
+    def requests(self) -> list: ...
+    def members(self) -> list: ...
+    def contradictions(self) -> list[str]: ...
+    def reserve(
+        self, wants: Sequence[tuple[str, int, int, Sequence[bytes]]]
+    ) -> list[tuple[int, int, int, int, int, int, list[int]]]:
+        """
+        Make room for all of (key, prompt tokens, blocks, chain hashes), or for none.
+        """
+
+    def publish(self, lengths: Sequence[tuple[int, int]]) -> None:
+        """Make (lease, tokens) visible."""
+
+    def take_append_right(self, lease: int, num_tokens: int) -> None: ...
+    def find(self, keys: Sequence[str]) -> list[tuple[int, int, int, int, int, int, list[int]]]: ...
+    def lease(
+        self, keys: Sequence[str]
+    ) -> list[tuple[int, int, int, int, int, int, list[int]]]: ...
+    def attach(
+        self, generation: int, key: str, blocks: Sequence[int]
+    ) -> tuple[int, int, int, int, int, int, list[int]]: ...
+    def release(self, leases: Sequence[int]) -> None: ...
+    def remove(self, keys: Sequence[str]) -> list[int]:
+        """Forget requests; returns their generations."""
+
+    def used_blocks(self) -> int:
+        """Blocks in use, after what the dead held has come back."""
+
+    def lookup(
+        self,
+        hashes: Annotated[
+            NDArray[numpy.uint8], dict(shape=(None, 16), order="C", device="cpu", writable=False)
+        ],
+        out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None:
+        """Block of each chain hash uint8 [n, 16], -1: none."""
+
+    def longest_prefix(
+        self,
+        hashes: Annotated[
+            NDArray[numpy.uint8], dict(shape=(None, 16), order="C", device="cpu", writable=False)
+        ],
+    ) -> int:
+        """Leading chain hashes uint8 [n, 16] that are here."""
+
+def pool_simulate(
+    first_seed: int,
+    count: int,
+    left_out: int = -1,
+    victim_step: int = -1,
+    pauses: bool = False,
+    sleeps_at: int = -1,
+    until_at: int = -1,
+) -> dict:
+    """
+    Run the pool's protocol on the shadow medium, one schedule a seed; stops at the first violation.
+    """
+
+def pool_sites() -> list[str]:
+    """
+    Every flush, fence and check of the protocol; left_out is an index into it.
+    """

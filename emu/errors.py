@@ -239,6 +239,23 @@ class MediumError(StoreError):
         self.status = status
 
 
+class HostExpired(StoreError):
+    """This store was paused or unreachable for longer than its leases last; it has stopped, others have its place.
+
+    Args:
+        device: the store's device.
+        reason: how it was noticed.
+    """
+
+    def __init__(self, *, device: str, reason: str) -> None:
+        super().__init__(
+            f"{device}: this store has stopped: {reason}",
+            remedy="open the store again; what it published is still there unless it was evicted since",
+        )
+        self.device = device
+        self.reason = reason
+
+
 class StoreClosed(StoreError):
     """A call on a store after close().
 

@@ -1,6 +1,6 @@
 """Where the KV rows of requests lie on a device: pure arithmetic, layer first, in blocks of tokens.
 
-A device is `[header | region of (component 0, its layer 0) | region of (component 0, its layer 1) | ...]`.
+A device is `[header | region of (component 0, its layer 0) | region of (component 0, its layer 1) | ... | metadata]`.
 Every region holds the same number of blocks, a block holds `block_tokens` rows of one component and layer,
 and block b means the same tokens in every region: one block number stands for a token range's whole KV.
 """
@@ -13,6 +13,36 @@ from functools import cached_property
 
 HEADER_BYTES = 4096
 LINE_BYTES = 64
+POOL_SLOTS = 16
+"""Stores that can have a pool's device open at once."""
+
+_PAGE_BYTES = 4096
+_REGISTER_LINES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataLayout:
+    """The metadata of a pool, behind its last region: docs/pool-format.md.
+
+    Attributes:
+        slots: stores that can be open at once.
+        ring_lines: lines of each slot's log.
+        snapshot_lines: lines of each of its two snapshots.
+    """
+
+    slots: int
+    ring_lines: int
+    snapshot_lines: int
+
+    @classmethod
+    def of(cls, num_blocks: int) -> MetadataLayout:
+        """What a pool of that many blocks gets: a log for a request of all of them, a snapshot of each block's own."""
+        return cls(POOL_SLOTS, 512 + 3 * num_blocks, 256 + 3 * num_blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.slots * LINE_BYTES * (_REGISTER_LINES + self.ring_lines + 2 * self.snapshot_lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +135,22 @@ class KVLayout:
         return self.block_tokens * self.token_bytes
 
     def num_blocks(self, device_bytes: int) -> int:
-        """Blocks that fit a device of that size."""
-        return max(0, device_bytes - HEADER_BYTES) // self.block_bytes
+        """Blocks that fit a device of that size, with their metadata."""
+        fixed, per_block = self.device_bytes(0), self.block_bytes + _metadata_bytes_per_block()
+        blocks = max(0, device_bytes - fixed + _PAGE_BYTES) // per_block
+        while blocks > 0 and self.device_bytes(blocks) > device_bytes:
+            blocks -= 1  # the metadata begins on a page
+        return blocks
+
+    def metadata_offset(self, num_blocks: int) -> int:
+        """Byte offset of the metadata of a device with that many blocks."""
+        end = HEADER_BYTES + num_blocks * self.block_bytes
+        return -(-end // _PAGE_BYTES) * _PAGE_BYTES
+
+    def device_bytes(self, num_blocks: int) -> int:
+        """Size of a device with that many blocks, in whole pages."""
+        end = self.metadata_offset(num_blocks) + MetadataLayout.of(num_blocks).nbytes
+        return -(-end // _PAGE_BYTES) * _PAGE_BYTES
 
     def region_offset(self, region: int, num_blocks: int) -> int:
         """Byte offset of a region from the start of a device with that many blocks."""
@@ -120,3 +164,7 @@ class KVLayout:
         """16 bytes; peers that disagree refuse to attach."""
         text = repr((self.block_tokens, [(c.name, c.row_bytes, c.layers) for c in self.components]))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _metadata_bytes_per_block() -> int:
+    return MetadataLayout.of(1).nbytes - MetadataLayout.of(0).nbytes

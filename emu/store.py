@@ -146,12 +146,17 @@ class StoreOptions:
         numa_node: bind the memory to this node, verified after touch.
         coherent: True where hardware keeps hosts coherent; False makes the store flush and fence in software.
         timing: charges operations to a time model; None charges nothing.
+        pool_slots: [first, last) of the pool's 16 slots that this machine's stores may take; machines that share a
+            device have ranges of their own.
+        expiry_s: a store that is silent for so long (its process paused or unreachable) loses what it held.
     """
 
     capacity_bytes: int = 0
     numa_node: int | None = None
     coherent: bool = True
     timing: Timing | None = field(default=None, compare=False)
+    pool_slots: tuple[int, int] = (0, 16)
+    expiry_s: float = 10.0
 
 
 class KVStore(ABC):

@@ -16,8 +16,10 @@ from emu import Component, KVLayout, StoreOptions, open_store
 LAYOUT = KVLayout((Component("kv", 656, (0, 1, 2)), Component("index", 132, (1,))))
 NUM_BLOCKS = 16
 BLOCK = LAYOUT.block_tokens
-DEVICE_BYTES = 4096 + NUM_BLOCKS * LAYOUT.block_bytes
+DATA_BYTES = 4096 + NUM_BLOCKS * LAYOUT.block_bytes  # the rest is metadata
+DEVICE_BYTES = LAYOUT.device_bytes(NUM_BLOCKS)
 assert DEVICE_BYTES % 4096 == 0
+assert DATA_BYTES < DEVICE_BYTES
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from contract import StoreContract
-from contract_base import DEVICE_BYTES, Place
+from contract_base import DATA_BYTES, DEVICE_BYTES, Place
 
 from emu import StoreOptions
 
@@ -31,7 +31,7 @@ class TestPrivateDram(StoreContract):
 
     @pytest.fixture
     def raw(self):
-        return lambda store: store._medium._memory.tobytes()
+        return lambda store: store._medium._memory[:DATA_BYTES].tobytes()
 
 
 class TestSharedDram(StoreContract):
@@ -41,7 +41,7 @@ class TestSharedDram(StoreContract):
 
     @pytest.fixture
     def raw(self, folder):
-        return lambda store: (folder / "dram0").read_bytes()
+        return lambda store: (folder / "dram0").read_bytes()[:DATA_BYTES]
 
 
 class TestCxl(StoreContract):
@@ -52,7 +52,7 @@ class TestCxl(StoreContract):
 
     @pytest.fixture
     def raw(self, folder):
-        return lambda store: (folder / "cxl0").read_bytes()
+        return lambda store: (folder / "cxl0").read_bytes()[:DATA_BYTES]
 
 
 class TestCxlWithoutCoherence(TestCxl):

@@ -9,4 +9,6 @@ NB_MODULE(_native, m) {
   register_link_clock(m);
   register_time_engine(m);
   register_verbs(m);
+  register_pool(m);
+  register_pool_simulator(m);
 }

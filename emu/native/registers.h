@@ -12,3 +12,5 @@ void register_hot_buffer(nb::module_& m);
 void register_link_clock(nb::module_& m);
 void register_time_engine(nb::module_& m);
 void register_verbs(nb::module_& m);
+void register_pool(nb::module_& m);
+void register_pool_simulator(nb::module_& m);

@@ -63,6 +63,14 @@ class Directory:
         finally:
             self._database.close()
 
+    lines_flushed = 0  # of metadata: a file needs none
+
+    def abandon(self) -> None:
+        """Nothing: a forked child leaves its parent's connection alone."""
+
+    def validate(self) -> None:
+        """Nothing: what a living process holds is never taken from it."""
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._database.transaction() as db:

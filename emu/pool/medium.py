@@ -26,13 +26,30 @@ class Region:
     row_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class MappedMemory:
+    """A device's memory as this process maps it.
+
+    Attributes:
+        memory: uint8 [size of the device].
+        fd: the device's open file, -1 for memory that no other process sees.
+        checked_fd: the same where its size can shrink, else -1.
+        coherent: whether hardware keeps hosts coherent.
+    """
+
+    memory: Rows
+    fd: int
+    checked_fd: int
+    coherent: bool
+
+
 class Medium(ABC):
     """One device's memory. Native faults (_native.SlotFault, _native.TokenFault) pass through to the pool.
 
     Attributes:
         name: for messages.
         size_bytes: the device's size, header included.
-        directory_path: where the pool's directory of this device lies ("" for memory that no other process sees).
+        directory_path: where the pool's directory of this device lies; "" where the metadata is in mapped().
     """
 
     name: str
@@ -42,6 +59,10 @@ class Medium(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
+
+    def mapped(self) -> MappedMemory | None:
+        """The device's memory, for the metadata in it; None where this process cannot load and store there."""
+        return None
 
     @abstractmethod
     def buffer(self, nbytes: int) -> Rows:

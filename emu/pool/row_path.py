@@ -34,6 +34,7 @@ class RowPath:
         held: the store's slots.
         timing: charges each call; None charges nothing.
         open_for_append: called with a slot whose tokens are closed to writes; opens it or raises.
+        validate: called around every batch; raises when the leases may be gone.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class RowPath:
         held: HeldRequests,
         timing: Timing | None,
         open_for_append: Callable[[int], None],
+        validate: Callable[[], None],
     ) -> None:
         self.counters = Stats()
         self._medium = medium
@@ -51,6 +53,7 @@ class RowPath:
         self._held = held
         self._timing = timing
         self._open_for_append = open_for_append
+        self._validate = validate
         self._regions = [
             Region(number, layout.region_offset(number, num_blocks), row_bytes)
             for number, row_bytes in enumerate(layout.region_row_bytes)
@@ -79,7 +82,9 @@ class RowPath:
         _check_writable(out)
         rows = int(np.count_nonzero(tokens >= 0)) if self._timing is not None else 0
         with self._charged("read", rows, rows * region.row_bytes):
-            return self._gather(region, slots, tokens, out, out_rows, packed)
+            fetched = self._gather(region, slots, tokens, out, out_rows, packed)
+            self._validate()
+            return fetched
 
     def fetch(self, slot: int, component: str, start: int, out: Rows) -> None:
         """KVStore.fetch."""
@@ -97,6 +102,7 @@ class RowPath:
             for index in range(len(layers)):
                 region = self._regions[first.number + index]
                 self._gather(region, slots, tokens, out[index], None, False)
+            self._validate()
 
     def append(
         self, slots: SlotIds, layer: int, start: TokenIds, rows: Rows, component: str
@@ -108,8 +114,10 @@ class RowPath:
         check_array("rows", rows, np.uint8, (slots.shape[0], None, region.row_bytes))
         count = slots.shape[0] * rows.shape[1]
         with self._charged("write", count, rows.nbytes):
+            self._validate()
             while not self._scatter(region, slots, start, rows):
                 pass  # each round opened one more slot of the batch for writing
+            self._validate()
         self.counters.rows_written += count
         self.counters.bytes_written += rows.nbytes
 

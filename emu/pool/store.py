@@ -19,6 +19,7 @@ from emu.pool.directory import Directory
 from emu.pool.held import HeldRequests
 from emu.pool.records import Wanted
 from emu.pool.row_path import RowPath
+from emu.pool.shared_directory import SharedDirectory
 from emu.pool.space import HASH_BYTES
 from emu.store import Capability, Descriptor, KVStore, Reservation, Stats, check_array
 
@@ -57,7 +58,7 @@ class PoolStore(KVStore):
         self._pid = os.getpid()
         self._closed = False
         try:
-            self._directory = Directory(medium, layout)
+            self._directory = _open_directory(medium, layout, options)
         except BaseException:
             medium.close()
             raise
@@ -69,6 +70,7 @@ class PoolStore(KVStore):
             self._held,
             options.timing,
             self._open_for_append,
+            self._directory.validate,
         )
 
     # -- life ---------------------------------------------------------------------------------------------
@@ -80,6 +82,8 @@ class PoolStore(KVStore):
         try:
             if os.getpid() == self._pid:
                 self._directory.close()
+            else:
+                self._directory.abandon()
         finally:
             self._medium.close()
 
@@ -352,6 +356,7 @@ class PoolStore(KVStore):
             used_bytes=self._directory.used_blocks() * self.layout.block_bytes,
         )
         self._medium.add_stats(stats)
+        stats.lines_flushed += self._directory.lines_flushed
         return stats
 
     def reset_stats(self) -> None:
@@ -364,6 +369,16 @@ class PoolStore(KVStore):
 def _check_keys(keys: Sequence[str]) -> None:
     if isinstance(keys, str):
         raise UserError(f"got the string {keys!r} for a list of keys", remedy=f"write [{keys!r}]")
+
+
+def _open_directory(
+    medium: Medium, layout: KVLayout, options: StoreOptions
+) -> Directory | SharedDirectory:
+    """In the device's own memory where this process can load and store there; else in a file beside it."""
+    mapped = medium.mapped()
+    if mapped is None:
+        return Directory(medium, layout)
+    return SharedDirectory(medium, mapped, layout, options)
 
 
 def _check_pairs(name: str, keys: Sequence[str], values: Sequence[object]) -> None:

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from emu.errors import UserError
-from emu.layout import HEADER_BYTES
 from emu.sac.config import ModelConfig, preset
 from emu.trace.prompts import block_hashes, prompt_tokens
 from emu.trace.request import Request
@@ -226,8 +225,8 @@ def blocks_needed(
 
 
 def device_bytes_needed(blocks: Sequence[int], layout: KVLayout) -> int:
-    """Size of the largest of the devices, header included, in whole 2 MiB."""
-    need = HEADER_BYTES + max(blocks) * layout.block_bytes
+    """Size of the largest of the devices, header and metadata included, in whole 2 MiB."""
+    need = layout.device_bytes(max(blocks))
     return -(-need // (2 << 20)) * (2 << 20)
 
 
@@ -249,7 +248,7 @@ def check_devices(blocks: Sequence[int], layout: KVLayout, sizes: Sequence[int])
     for number, (need, size) in enumerate(zip(blocks, sizes, strict=True)):
         have = layout.num_blocks(size)
         if need > have:
-            wanted = HEADER_BYTES + need * layout.block_bytes
+            wanted = layout.device_bytes(need)
             raise UserError(
                 f"device {number} holds {format_size(size)}, but the requests placed on it need {format_size(wanted)}",
                 remedy=f"use --device-size {-(-wanted >> 20)}M, more devices, fewer requests or a shorter --context",
