@@ -4,15 +4,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
 
-#include <condition_variable>
-#include <thread>
 #include <tuple>
 
 #include "../registers.h"
+#include "heart.h"
 #include "mapped_memory.h"
 #include "operations.h"
 #include "process_host.h"
@@ -40,17 +36,14 @@ class SharedPool {
         self_(memory_, host_, geometry_, pool::Timeouts{expiry_ns, quarantine_ns}),
         operations_(self_) {}
 
-  ~SharedPool() { stop_heart(); }
-
   void join(int first, int last) {
     self_.take(first, last);
-    pid_ = getpid();
-    heart_ = new std::thread([this] { beat_for_ever(); });
+    heart_.start(self_, expiry_ns_ / 20);
     self_.enter();
   }
 
   void leave() {
-    stop_heart();
+    heart_.stop();
     self_.leave();
   }
 
@@ -74,11 +67,7 @@ class SharedPool {
   pool::Geometry geometry_;
   pool::Participant self_;
   pool::Operations operations_;
-  int pid_ = 0;
-  std::thread* heart_ = nullptr;
-  std::mutex heart_lock_;
-  std::condition_variable heart_stops_;
-  bool stopping_ = false;
+  pool::Heart heart_;  // last: it stops before what it beats for goes
 
   pool::Geometry salted(pool::Geometry geometry) {
     if (geometry.slots < 1 || geometry.slots > pool::kSlots || geometry.ring_lines < 28 || geometry.snapshot_lines < 16 ||
@@ -91,28 +80,6 @@ class SharedPool {
     memory_.load(0, &superblock, pool::kLine);
     geometry.salt = pool::superblock_salt(superblock);
     return geometry;
-  }
-
-  void beat_for_ever() {
-    std::unique_lock guard(heart_lock_);
-    while (!heart_stops_.wait_for(guard, std::chrono::nanoseconds(expiry_ns_ / 20), [this] { return stopping_; })) try {
-        self_.beat();
-      } catch (const pool::Fault&) {
-        return;  // the device is gone; whoever uses it is told
-      }
-  }
-
-  // A forked child has no such thread, and must not wait for it.
-  void stop_heart() {
-    if (!heart_ || getpid() != pid_) return;
-    {
-      const std::lock_guard guard(heart_lock_);
-      stopping_ = true;
-    }
-    heart_stops_.notify_all();
-    heart_->join();
-    delete heart_;
-    heart_ = nullptr;
   }
 };
 
