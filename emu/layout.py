@@ -42,7 +42,9 @@ class MetadataLayout:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self.slots * LINE_BYTES * (_REGISTER_LINES + self.ring_lines + 2 * self.snapshot_lines)
+        return (
+            self.slots * LINE_BYTES * (_REGISTER_LINES + self.ring_lines + 2 * self.snapshot_lines)
+        )
 
 
 @dataclass(frozen=True, slots=True)

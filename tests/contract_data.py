@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from contract_base import (
     BLOCK,
-    DEVICE_BYTES,
     LAYOUT,
     NUM_BLOCKS,
     ContractBase,
@@ -454,7 +453,3 @@ class DataContract(ContractBase):
         ):
             with pytest.raises(StoreClosed):
                 call()
-
-    def test_a_device_is_as_large_as_it_was_made(self, store, raw):
-        need(store, Capability.LOAD_STORE)
-        assert len(raw(store)) == DEVICE_BYTES

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "server": {"errors"},
     "registry": FOUNDATION,
     "numa": {"store", "_native"},
-    "pool": FOUNDATION | {"descriptor_wire", "process", "_native"},
+    "pool": FOUNDATION | {"descriptor_wire", "process", "devdax", "_native"},
     "timing": {"errors", "suggest", "process", "_native"},
     "trace": {"errors"},
     "provision": {"errors", "units", "suggest", "server", "registry", "timing"} | HOST,

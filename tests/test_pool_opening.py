@@ -1,10 +1,11 @@
-"""Opening a device: what its first page and its directory say decides, and nothing foreign is overwritten."""
+"""Opening a device whose metadata is in its own memory: nothing foreign, older or damaged is overwritten."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
+import struct
 import time
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -12,84 +13,64 @@ import pytest
 from contract_base import DEVICE_BYTES, LAYOUT, Place, child, publish_value, read, same, value
 
 from emu import Component, KVLayout, StoreOptions
-from emu.errors import LayoutMismatch, MediumError, StoreFull, UserError
-from emu.pool.header import ForeignHeader, Header, parse_page
-from emu.pool.opening import Action, Found, plan_opening
+from emu.errors import KeyExists, LayoutMismatch, MediumError, StoreFull, UserError
+from emu.pool.header import MAGIC, Header
+from emu.pool.shared_opening import Action, plan_opening
 
-PAGE = Header(b"u" * 16, LAYOUT.fingerprint(), 16)
-OTHER = replace(PAGE, layout=b"o" * 16)
+FRESH = Header.fresh(LAYOUT, DEVICE_BYTES)
+PAGE = FRESH.to_page()
 ZERO = bytes(4096)
-TORN = PAGE.to_page()[:40].ljust(4096, b"\0")
+TORN = PAGE[:40].ljust(4096, b"\0")
 
 
-def plan(page, directory, formatted=True, pids=(), size_bytes=DEVICE_BYTES):
-    found = Found(page, directory, formatted, pids)
-    return plan_opening(found, LAYOUT, "cxl0", size_bytes)
+def changed(offset, code, number):
+    """The page with another number in it and a checksum that fits."""
+    body = bytearray(PAGE[:76])
+    struct.pack_into(code, body, offset, number)
+    return (bytes(body) + struct.pack("<I", zlib.crc32(body))).ljust(4096, b"\0")
+
+
+def plan(page, size_bytes=DEVICE_BYTES):
+    return plan_opening(page, LAYOUT, "cxl0", size_bytes)
+
+
+def test_what_opening_does():
+    assert plan(ZERO) is Action.FORMAT
+    assert plan(PAGE) is Action.USE
+    assert plan(PAGE, 2 * DEVICE_BYTES) is Action.USE
+    assert plan(replace(FRESH, layout=b"o" * 16).to_page()) is Action.REPLACE
 
 
 @pytest.mark.parametrize(
-    ("page", "directory", "formatted", "action"),
+    ("page", "status", "words"),
     [
-        (ZERO, None, False, Action.FORMAT),
-        (PAGE.to_page(), PAGE, True, Action.USE),
-        (PAGE.to_page(), None, False, Action.FORMAT),  # its directory is gone
-        (ZERO, PAGE, True, Action.FORMAT),  # the device was made anew
-        (replace(PAGE, uuid=b"v" * 16).to_page(), PAGE, True, Action.FORMAT),
-        (OTHER.to_page(), OTHER, True, Action.FORMAT),
-        (ZERO, PAGE, False, Action.FINISH),
-        (TORN, PAGE, False, Action.FINISH),
-        (OTHER.to_page(), PAGE, False, Action.FINISH),
-        (TORN, OTHER, False, Action.FORMAT),
+        (b"\x7fELF".ljust(4096, b"\0"), "FOREIGN_HEADER", "7f 45 4c 46"),
+        (ZERO[:-1] + b"x", "FOREIGN_HEADER", "foreign"),
+        (TORN, "FOREIGN_HEADER", "checksum"),
+        (PAGE[:-1] + b"x", "FOREIGN_HEADER", "foreign data"),
+        (changed(len(MAGIC), "<I", 1), "FOREIGN_HEADER", "version 1.* reads 2"),
+        (changed(len(MAGIC), "<I", 3), "FOREIGN_HEADER", "version 3.* reads 2"),
+        (Header(b"u" * 16, LAYOUT.fingerprint(), 16).to_page(), "FOREIGN_HEADER", "memory node"),
+        (changed(64, "<I", 17), "METADATA_DAMAGED", "17 slots"),
+        (changed(48, "<Q", 1 << 60), "METADATA_DAMAGED", "blocks"),
     ],
 )
-def test_what_opening_does(page, directory, formatted, action):
-    assert plan(page, directory, formatted) is action
+def test_pages_that_are_refused(page, status, words):
+    with pytest.raises(MediumError, match=words) as refused:
+        plan(page)
+    assert refused.value.status == status
+    assert "emu pool format" in refused.value.remedy or "memory node" in refused.value.remedy
 
 
-def test_a_device_that_grew_keeps_its_geometry():
-    assert plan(PAGE.to_page(), PAGE, size_bytes=2 * DEVICE_BYTES) is Action.USE
-
-
-def test_a_device_that_was_cut_is_formatted_anew_only_when_nobody_holds_it():
-    small = DEVICE_BYTES - LAYOUT.block_bytes
-    assert plan(PAGE.to_page(), PAGE, size_bytes=small) is Action.FORMAT
-    with pytest.raises(MediumError, match="cut while process 7, 9 "):
-        plan(PAGE.to_page(), PAGE, pids=(7, 9), size_bytes=small)
-
-
-def test_living_holders_keep_a_device():
-    with pytest.raises(LayoutMismatch, match="process 7, 9") as mismatch:
-        plan(OTHER.to_page(), OTHER, pids=(7, 9))
-    assert (mismatch.value.found, mismatch.value.expected) == (
-        OTHER.layout.hex(),
-        LAYOUT.fingerprint().hex(),
-    )
-    with pytest.raises(MediumError, match="replaced"):
-        plan(ZERO, PAGE, pids=(7,))
-
-
-@pytest.mark.parametrize("page", [TORN, b"\x7fELF".ljust(4096, b"\0"), ZERO[:-1] + b"x"])
-@pytest.mark.parametrize("directory", [None, PAGE])
-def test_foreign_pages_are_refused(page, directory):
-    with pytest.raises(MediumError) as refused:
-        plan(page, directory, formatted=directory is not None)
-    assert refused.value.status == "FOREIGN_HEADER"
-    assert "zero its first 4096 bytes" in refused.value.remedy
+def test_a_device_that_was_cut_is_refused():
+    with pytest.raises(MediumError, match="it was cut") as cut:
+        plan(PAGE, DEVICE_BYTES - 4096)
+    assert cut.value.status == "DEVICE_TRUNCATED"
 
 
 def test_a_device_too_small_for_a_block_says_so():
     with pytest.raises(UserError, match=str(LAYOUT.block_bytes)):
-        plan(ZERO, None, size_bytes=4096 + LAYOUT.block_bytes - 1)
-
-
-def test_every_changed_byte_of_a_page_is_noticed():
-    page = PAGE.to_page()
-    assert parse_page(page) == PAGE
-    for position in (*range(64), 100, 4095):
-        damaged = bytearray(page)
-        damaged[position] ^= 1
-        with pytest.raises(ForeignHeader):
-            parse_page(bytes(damaged))
+        plan(ZERO, 4096 + LAYOUT.block_bytes - 1)
 
 
 # -- on real devices ------------------------------------------------------------------------------------------
@@ -120,22 +101,6 @@ def test_foreign_data_is_not_overwritten(device, place):
     assert device.read_bytes() == before
 
 
-@pytest.mark.parametrize("torn", [0, 8, 20, 59])
-def test_an_interrupted_format_is_finished_by_the_next(device, place, torn):
-    place.open().close()
-    with sqlite3.connect(f"{device}.directory") as db:
-        db.execute("UPDATE device SET formatted = 0")
-        (uuid,) = db.execute("SELECT uuid FROM device").fetchone()
-    db.close()
-    page = device.read_bytes()[:4096]
-    with device.open("r+b") as file:
-        file.write(page[:torn].ljust(4096, b"\0"))
-    with place.open() as store:
-        store.put(["a"], [value("a", 4)])
-        assert store.publish("a").device == uuid
-    assert device.read_bytes()[:4096] == page
-
-
 def test_a_device_made_anew_starts_empty(device, place):
     with place.open() as store:
         store.put(["a"], [value("a", 4)])
@@ -146,7 +111,7 @@ def test_a_device_made_anew_starts_empty(device, place):
         assert store.stats().used_bytes == 0
 
 
-def test_a_device_replaced_under_a_holder_is_noticed_by_both(device, place):
+def test_a_device_replaced_under_a_holder_is_noticed(device, place):
     with place.open() as store:
         store.put(["a"], [value("a", 4)])
         descriptor = store.publish("a")
@@ -157,47 +122,8 @@ def test_a_device_replaced_under_a_holder_is_noticed_by_both(device, place):
         device.write_bytes(bytes(DEVICE_BYTES))
         with pytest.raises(MediumError, match="another file"):
             store.reserve("b", 1)
-        with pytest.raises(MediumError, match=f"replaced or cut while process {os.getpid()} "):
-            place.open()
-
-
-def test_a_directory_removed_under_a_store_is_noticed(device, place):
-    with place.open() as store:
-        store.put(["a"], [value("a", 4)])
-        device.with_name("cxl0.directory").unlink()
-        with pytest.raises(MediumError, match="removed or replaced"):
-            store.exists(["a"])
-
-
-@pytest.mark.parametrize("content", [b"not a database" * 100, b"x" * 5000])
-def test_a_damaged_directory_is_refused_and_left_alone(device, place, content):
-    directory = device.with_name("cxl0.directory")
-    directory.write_bytes(content)
-    with pytest.raises(MediumError, match="unusable"):
-        place.open()
-    assert directory.read_bytes() == content
-    assert not any(device.read_bytes()[:4096])
-
-
-def test_a_directory_of_another_version_is_refused(device, place):
-    with sqlite3.connect(f"{device}.directory") as db:
-        db.execute("PRAGMA user_version = 99")
-    db.close()
-    with pytest.raises(MediumError, match="version 99"):
-        place.open()
-
-
-def test_a_directory_that_stays_locked_is_an_error(device, place, monkeypatch):
-    monkeypatch.setattr("emu.pool.database.BUSY_TIMEOUT_S", 0.1)
-    with place.open() as store:
-        other = sqlite3.connect(f"{device}.directory", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(MediumError, match="keeps the directory locked") as locked:
-            store.exists(["a"])
-        assert locked.value.status.startswith("SQLITE_BUSY")
-        other.execute("ROLLBACK")
-        other.close()
-        assert not store.exists(["a"])[0]
+        with place.open() as other:  # the new file is a device of its own
+            assert not other.exists(["a"])[0]
 
 
 def test_a_truncated_device_is_an_error_not_a_signal(device, place):
@@ -261,3 +187,43 @@ def test_kills_while_formatting_leave_a_device_that_opens(device, place):
             with pytest.raises(StoreFull):
                 store.reserve("b", 13 * 64)
             store.delete(["a"])
+
+
+def test_a_device_formatted_anew_under_a_store_is_noticed(device, place):
+    with place.open() as store:
+        store.put(["a"], [value("a", 4)])
+        with device.open("r+b") as file:
+            file.write(ZERO)
+        with pytest.raises(MediumError, match="anew") as replaced:
+            store.exists(["a"])
+        assert replaced.value.status == "POOL_REPLACED"
+
+
+def test_a_key_cannot_be_published_twice(place):
+    with place.open() as one, place.open() as two:
+        one.put(["a"], [value("a", 4)])
+        with pytest.raises(KeyExists, match="'a'"):
+            two.put(["a"], [value("b", 4)])
+        assert two.exists(["a"])[0]
+        out = value("b", 4)
+        two.get(["a"], [out])
+        assert same(out, value("a", 4))
+
+
+def test_every_seventeenth_store_is_told_that_the_slots_are_taken(place):
+    stores = [place.open() for _ in range(16)]
+    with pytest.raises(MediumError, match="every slot") as taken:
+        place.open()
+    assert taken.value.status == "NO_SLOT"
+    stores.pop().close()
+    place.open().close()
+    for store in stores:
+        store.close()
+
+
+def test_another_layout_does_not_replace_what_somebody_holds(place):
+    other = KVLayout((Component("kv", 1152, (0,)),))
+    with place.open() as store:
+        store.put(["a"], [value("a", 4)])
+        with pytest.raises(LayoutMismatch, match=str(os.getpid())):
+            replace(place, layout=other).open()

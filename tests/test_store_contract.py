@@ -43,6 +43,9 @@ class TestSharedDram(StoreContract):
     def raw(self, folder):
         return lambda store: (folder / "dram0").read_bytes()[:DATA_BYTES]
 
+    def test_a_device_is_as_large_as_it_was_made(self, store, folder):
+        assert (folder / "dram0").stat().st_size == DEVICE_BYTES
+
 
 class TestCxl(StoreContract):
     @pytest.fixture

@@ -21,6 +21,7 @@ VERBS = {
     "doctor": "say what this machine can do, what is missing, and what that costs",
     "run": "run the SAC path for real, every token and KV byte checked",
     "trace": "generate and inspect request traces",
+    "pool": "look at the pools on devices, check and repair them",
     "bench": "time the data path, as ratios",
 }
 

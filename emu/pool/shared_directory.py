@@ -236,7 +236,10 @@ def pool_error(device: str, kind: str, text: str) -> StoreError:
         "TRUNCATED": ("DEVICE_TRUNCATED", "make the device anew: `emu down`, `emu up`"),
         "BUSY": ("NO_SLOT", "close a store that is open on it"),
         "FULL": ("METADATA_FULL", "detach or delete what is not needed any more"),
-        "DAMAGED": ("METADATA_DAMAGED", "take the testbed down, or zero the device's first page"),
+        "DAMAGED": (
+            "METADATA_DAMAGED",
+            "`emu pool check` says what is damaged, `emu pool check --repair` mends it",
+        ),
     }[kind]
     return MediumError(f"{device}: {text}", device=device, status=status, remedy=remedy)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from emu import _native
 from emu.errors import LayoutMismatch, MediumError, UserError
-from emu.layout import HEADER_BYTES
+from emu.layout import HEADER_BYTES, LINE_BYTES, POOL_SLOTS
 from emu.pool.header import ForeignHeader, Header, parse_page
 from emu.units import format_size
 
@@ -54,7 +54,7 @@ def plan_opening(page: bytes, layout: KVLayout, device: str, size_bytes: int) ->
     header = read_header(page, device)
     if header is None:
         return Action.FORMAT
-    check_end(header, device, size_bytes)
+    check_sizes(header, device, size_bytes)
     return Action.USE if header.layout == layout.fingerprint() else Action.REPLACE
 
 
@@ -71,7 +71,7 @@ def read_header(page: bytes, device: str) -> Header | None:
             f"{device}: {error}",
             device=device,
             status="FOREIGN_HEADER",
-            remedy=f"take another device, make this one anew, or zero its first {HEADER_BYTES} bytes",
+            remedy="take another device, or give up what is on it: `emu pool format`",
         ) from error
     if header is not None and header.meta_offset == 0:
         raise MediumError(
@@ -83,18 +83,36 @@ def read_header(page: bytes, device: str) -> Header | None:
     return header
 
 
-def check_end(header: Header, device: str, size_bytes: int) -> None:
-    """Refuse a device that is shorter than its pool.
+def check_sizes(header: Header, device: str, size_bytes: int) -> None:
+    """Refuse a header that cannot be, and a device that is shorter than its pool.
 
     Raises:
-        MediumError: it was cut.
+        MediumError: says which.
     """
+    remedy = "give up what is on it: `emu pool format`, or make the device anew"
+    sizes = header.metadata
+    wrong = [
+        f"{sizes.slots} slots, at most {POOL_SLOTS} can be"
+        * (sizes.slots not in range(2, POOL_SLOTS + 1)),
+        f"{header.num_blocks} blocks before its metadata at byte {header.meta_offset}"
+        * (header.num_blocks * LINE_BYTES > header.meta_offset),
+        f"logs of {sizes.ring_lines} lines and snapshots of {sizes.snapshot_lines}"
+        * (sizes.ring_lines < 28 or sizes.snapshot_lines < 16),
+        f"metadata at byte {header.meta_offset}" * (header.meta_offset % HEADER_BYTES != 0),
+    ]
+    if any(wrong):
+        raise MediumError(
+            f"{device}: a pool header that cannot be: {next(filter(None, wrong))}",
+            device=device,
+            status="METADATA_DAMAGED",
+            remedy=remedy,
+        )
     if header.end > size_bytes:
         raise MediumError(
             f"{device}: its pool takes {header.end} bytes, the device has {size_bytes}: it was cut",
             device=device,
             status="DEVICE_TRUNCATED",
-            remedy=f"make the device anew, or zero its first {HEADER_BYTES} bytes to give up what is left",
+            remedy=remedy,
         )
 
 
@@ -132,8 +150,10 @@ def write_pool(medium: Medium, header: Header) -> None:
     medium.write(0, header.to_page())
 
 
-def native_pool(mapped: MappedMemory, header: Header, expiry_s: float) -> _native.SharedPool:
-    """The metadata of a device, for reading until it joins.
+def native_pool(
+    mapped: MappedMemory, header: Header, expiry_s: float, *, offline: bool = False
+) -> _native.SharedPool:
+    """The metadata of a device, for reading until it joins; offline: what can be read of it, never to join.
 
     Raises:
         _native.PoolFault: it is damaged.
@@ -150,6 +170,7 @@ def native_pool(mapped: MappedMemory, header: Header, expiry_s: float) -> _nativ
         snapshot_lines=header.metadata.snapshot_lines,
         expiry_s=expiry_s,
         quarantine_s=10 * expiry_s,
+        offline=offline,
     )
 
 
@@ -159,7 +180,9 @@ def lease_holders(mapped: MappedMemory, header: Header) -> list[int]:
         members = native_pool(mapped, header, 1.0).members()
     except _native.PoolFault:
         return []
-    return sorted({pid for _, seat, pid, gone, leases, _ in members if leases and seat and not gone})
+    return sorted(
+        {pid for _, seat, pid, gone, leases, _ in members if leases and seat and not gone}
+    )
 
 
 @contextmanager

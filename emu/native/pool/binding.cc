@@ -28,6 +28,16 @@ PyObject *pool_fault, *pool_refusal;  // owned by the module; never released, so
 
 class SharedPool {
  public:
+  struct Offline {};
+
+  SharedPool(Bytes memory, int fd, bool coherent, const pool::Geometry& geometry, Offline)
+      : bytes_(std::move(memory)),
+        memory_(bytes_.data(), bytes_.size(), coherent, fd),
+        expiry_ns_(0),
+        geometry_(salted(geometry)),
+        self_(memory_, host_, geometry_, damage_),
+        operations_(self_) {}
+
   SharedPool(Bytes memory, int fd, bool coherent, const pool::Geometry& geometry, int64_t expiry_ns, int64_t quarantine_ns)
       : bytes_(std::move(memory)),
         memory_(bytes_.data(), bytes_.size(), coherent, fd),
@@ -49,6 +59,7 @@ class SharedPool {
 
   pool::Participant& self() { return self_; }
   pool::Operations& operations() { return operations_; }
+  const pool::Damage& damage() const { return damage_; }
   int64_t lines_flushed() const { return memory_.lines_flushed(); }
 
   Entry entry(uint64_t lease, const pool::Request& one) const {
@@ -65,6 +76,7 @@ class SharedPool {
   pool::ProcessHost host_;
   int64_t expiry_ns_;
   pool::Geometry geometry_;
+  pool::Damage damage_;
   pool::Participant self_;
   pool::Operations operations_;
   pool::Heart heart_;  // last: it stops before what it beats for goes
@@ -144,11 +156,8 @@ void lookup(SharedPool& self, const Hashes& names, const Blocks& out) {
   self.operations().lookup(hashes_of(names), names.shape(0), out.data());
 }
 
-nb::list requests(SharedPool& self) {
-  {
-    nb::gil_scoped_release release;
-    self.self().sync();
-  }
+// As they were read last: a pool that is offline stays as it was read.
+nb::list requests_read(SharedPool& self) {
   nb::list all;
   for (const auto& [generation, one] : self.self().state().requests) {
     size_t named = 0;
@@ -239,7 +248,7 @@ void register_pool(nb::module_& m) {
   type.def(
           "__init__",
           [](SharedPool* self, Bytes memory, int fd, bool coherent, uint64_t num_blocks, int block_tokens, uint64_t meta_offset,
-             int slots, uint64_t ring_lines, uint64_t snapshot_lines, double expiry_s, double quarantine_s) {
+             int slots, uint64_t ring_lines, uint64_t snapshot_lines, double expiry_s, double quarantine_s, bool offline) {
             pool::Geometry geometry;
             geometry.num_blocks = num_blocks;
             geometry.block_tokens = block_tokens;
@@ -248,11 +257,12 @@ void register_pool(nb::module_& m) {
             geometry.ring_lines = ring_lines;
             geometry.snapshot_lines = snapshot_lines;
             nb::gil_scoped_release release;
-            new (self) SharedPool(std::move(memory), fd, coherent, geometry, static_cast<int64_t>(expiry_s * 1e9),
-                                  static_cast<int64_t>(quarantine_s * 1e9));
+            if (offline) new (self) SharedPool(std::move(memory), fd, coherent, geometry, SharedPool::Offline{});
+            else new (self) SharedPool(std::move(memory), fd, coherent, geometry, static_cast<int64_t>(expiry_s * 1e9),
+                                       static_cast<int64_t>(quarantine_s * 1e9));
           },
           "memory"_a.noconvert(), "fd"_a, "coherent"_a, "num_blocks"_a, "block_tokens"_a, "meta_offset"_a, "slots"_a,
-          "ring_lines"_a, "snapshot_lines"_a, "expiry_s"_a, "quarantine_s"_a)
+          "ring_lines"_a, "snapshot_lines"_a, "expiry_s"_a, "quarantine_s"_a, "offline"_a = false)
       .def(
           "join",
           [](SharedPool& self, int first, int last) {
@@ -277,8 +287,17 @@ void register_pool(nb::module_& m) {
       .def_prop_ro("slot", [](SharedPool& self) { return self.self().slot(); })
       .def_prop_ro("lines_flushed", &SharedPool::lines_flushed)
       .def_prop_ro("transactions", [](SharedPool& self) { return self.self().state().number; })
-      .def("requests", &requests)
+      .def("requests_read", &requests_read)
       .def("members", &members)
+      .def(
+          "repair",
+          [](SharedPool& self) {
+            nb::gil_scoped_release release;
+            self.self().repair();
+          },
+          "Write a pool that was read offline anew from what could be read.")
+      .def_prop_ro("problems", [](SharedPool& self) { return self.damage().problems; })
+      .def_prop_ro("notes", [](SharedPool& self) { return self.damage().notes; })
       .def("contradictions", [](SharedPool& self) { return self.self().state().contradictions(); });
   bind_operations(type);
 }

@@ -123,11 +123,16 @@ void Participant::take_news(bool writing) {
   for (int round = 0;; ++round) {
     const News news = collect();
     if (news.overtaken || (news.partial && newer_checkpoint())) {
+      if (round > kPatience) throw Fault{Fault::kDamaged, "a log goes on where no snapshot leads"};
       reload();
       continue;
     }
     if (news.found.empty()) return;
     const Verdicts verdicts = read_verdicts();
+    const bool forked = std::any_of(news.found.begin(), news.found.end(), [&](const Transaction& one) {
+      return one.number <= state_.number && counts(one) && !condemned(verdicts, one.slot, one.epoch);
+    });
+    if (forked) throw Fault{Fault::kDamaged, "the log has two histories"};
     const auto steps = choose_history(news.found, state_.tip, state_.number, writing, [&](const Transaction& one) {
       return condemned(verdicts, one.slot, one.epoch);
     });

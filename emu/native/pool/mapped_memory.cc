@@ -30,7 +30,11 @@ void MappedMemory::flush(uint64_t offset, size_t nbytes, Site) {
   if (!coherent_) lines_flushed_ += invalidate_lines(base_ + offset, nbytes);
 }
 
-void MappedMemory::fence(Site) { full_fence(); }
+// Loads come after a fence: the device's size is looked at here, not once per load.
+void MappedMemory::fence(Site) {
+  full_fence();
+  usable();
+}
 
 void MappedMemory::usable() {
   struct stat status {};

@@ -20,9 +20,19 @@ struct Timeouts {
   int64_t quarantine_ns = 100'000'000'000;
 };
 
+// What reading a pool has found.
+struct Damage {
+  std::vector<std::string> problems;
+  std::vector<std::string> notes;  // traces of kills, which mean nothing
+};
+
 class Participant {
  public:
   Participant(Memory& memory, Host& host, const Geometry& geometry, Timeouts timeouts);
+  // Read a pool that nobody has open as far as it can be read (check.cc); it cannot be entered then.
+  Participant(Memory& memory, Host& host, const Geometry& geometry, Damage& damage);
+  // Write it anew: what was read is kept, every lease and every participant is gone.
+  void repair();
 
   // -- life
   // Take a slot of [first, last); the caller holds its machine's lock. Throws Fault::kBusy when none is free.
@@ -123,6 +133,14 @@ class Participant {
   void reload();
   bool newer_checkpoint();
   std::vector<uint8_t> read_snapshot(int slot, const Checkpoint& which);
+
+  // check.cc
+  int base_ = -1;          // whose snapshot was read
+  uint64_t highest_ = 0;   // of all checkpoints
+  void check_registers(Damage& damage);
+  void start_from_any_snapshot(Damage& damage);
+  void check_logs(Damage& damage);
+  void take_news_if_whole();
 };
 
 }  // namespace pool

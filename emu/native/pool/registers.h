@@ -27,7 +27,8 @@ class Registers {
   std::optional<T> load(int slot, Register which, bool* torn = nullptr) {
     const auto line = newest(slot, which, torn);
     if (!line) return std::nullopt;
-    return payload_as<T>(*line);
+    if constexpr (std::is_same_v<T, Line>) return *line;
+    else return payload_as<T>(*line);
   }
 
   template <class T>
