@@ -22,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--need", default="", help="capabilities that must be there: their skips become failures"
     )
+    parser.addoption(
+        "--long", action="store_true", help="run the harnesses in full: 200 kills, 5 minutes"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,6 @@ from contract_base import (
     ContractBase,
     check_raw,
     empty_like,
-    need,
     publish_value,
     read,
     same,

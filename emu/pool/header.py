@@ -27,6 +27,9 @@ class ForeignHeader(Exception):
     """The page holds neither zeros nor an intact header of ours; the text says what it holds."""
 
 
+_ELSEWHERE = MetadataLayout(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What a formatted device says of itself.
@@ -45,7 +48,7 @@ class Header:
     num_blocks: int
     block_tokens: int = 64
     meta_offset: int = 0
-    metadata: MetadataLayout = MetadataLayout(0, 0, 0)
+    metadata: MetadataLayout = _ELSEWHERE
 
     @classmethod
     def fresh(cls, layout: KVLayout, device_bytes: int) -> Header:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,15 +199,16 @@ def _mapped(path: str) -> Iterator[MappedMemory]:
         ) from error
     try:
         nbytes = _size(path, fd)
-        with mmap.mmap(fd, nbytes) as memory:
-            array: Rows = np.frombuffer(memory, np.uint8)
+        memory = mmap.mmap(fd, nbytes)
+        try:
             regular = stat.S_ISREG(os.fstat(fd).st_mode)
-            try:
-                yield MappedMemory(array, fd, fd if regular else -1, coherent=False)
-            finally:
-                del array
-    except BufferError:
-        pass  # an error on its way still names the memory; the mapping goes with it
+            array: Rows = np.frombuffer(memory, np.uint8)
+            yield MappedMemory(array, fd, fd if regular else -1, coherent=False)
+        finally:
+            with suppress(
+                BufferError
+            ):  # an error on its way still looks into it; it goes with that
+                memory.close()
     finally:
         os.close(fd)
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from emu import _native
+from emu.descriptor_wire import key_bytes
 from emu.errors import (
     HostExpired,
     KeyExists,
@@ -18,7 +19,6 @@ from emu.errors import (
 )
 from emu.pool.records import Entry, Lease, Wanted
 from emu.pool.shared_opening import machine_lock, native_pool, open_shared
-from emu.descriptor_wire import key_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
