@@ -200,7 +200,7 @@ def test_what_is_no_pool_is_said(device, tmp_path):
 
 
 @pytest.mark.slow
-def test_flipped_bits_are_found_or_harmless(device, request):
+def test_flipped_bits_are_found_or_harmless(device):
     """Never a crash, never wrong bytes: an error of ours, a miss, or the right bytes."""
     fill(device, rounds=150)
     begin, used = lines(device)
@@ -208,7 +208,7 @@ def test_flipped_bits_are_found_or_harmless(device, request):
     medium = np.memmap(device, np.uint8, "r+")
     chosen = random.Random(1)
     refused = missed = right = 0
-    for _ in range(10_000 if request.config.getoption("--long") else 1_500):
+    for _ in range(10_000):
         medium[:] = sound
         live = (
             opened(device) if chosen.random() < 0.3 else None

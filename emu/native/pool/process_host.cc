@@ -1,12 +1,13 @@
 #include "process_host.h"
 
+#include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <functional>
+#include <cerrno>
 #include <sstream>
 #include <string>
 
@@ -14,10 +15,19 @@ namespace pool {
 
 namespace {
 
+// Empty where it cannot be read: a process may end between open and read, which a stream would throw for.
+std::string read_file(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return {};
+  char text[4096];
+  const ssize_t got = read(fd, text, sizeof text);
+  close(fd);
+  return std::string(text, got < 0 ? 0 : static_cast<size_t>(got));
+}
+
 // State and start time of a process (proc_pid_stat(5), fields 3 and 22); false if there is none.
 bool read_stat(int32_t pid, char& state, uint64_t& threads, uint64_t& start_time) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::string text = read_file("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = text.rfind(')');  // the name may hold blanks and brackets
   if (name_end == std::string::npos) return false;
   std::istringstream fields(text.substr(name_end + 1));
@@ -29,11 +39,8 @@ bool read_stat(int32_t pid, char& state, uint64_t& threads, uint64_t& start_time
 }
 
 uint64_t hash_of_file(const char* path) {
-  std::ifstream file(path);
-  std::string text;
-  std::getline(file, text);
   uint64_t h = 0x656D75;
-  for (const char c : text) h = mix(h, static_cast<uint8_t>(c));
+  for (const char c : read_file(path)) h = mix(h, static_cast<uint8_t>(c));
   return h;
 }
 
@@ -68,7 +75,7 @@ bool ProcessHost::proven_dead(const Identity& who) {
   if (who.boot != self_.boot || who.pid_namespace != self_.pid_namespace) return false;
   char state = 0;
   uint64_t threads = 0, start_time = 0;
-  if (!read_stat(who.pid, state, threads, start_time)) return true;
+  if (!read_stat(who.pid, state, threads, start_time)) return kill(who.pid, 0) != 0 && errno == ESRCH;
   // A zombie's memory is gone, unless it is a main thread whose other threads still run.
   const bool running = (state != 'Z' && state != 'X') || threads > 1;
   return !running || start_time != who.start_time;
