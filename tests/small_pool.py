@@ -17,7 +17,9 @@ DEVICE_BYTES = LAYOUT.device_bytes(NUM_BLOCKS)
 def rows_of(key, num_tokens):
     """{"kv": uint8 [2, num_tokens, 64]}: every byte follows from the key and its place."""
     seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
-    words = np.arange(num_tokens * ROW // 8, dtype=np.uint64) + np.array([[0], [1 << 32]], np.uint64)
+    words = np.arange(num_tokens * ROW // 8, dtype=np.uint64) + np.array(
+        [[0], [1 << 32]], np.uint64
+    )
     with np.errstate(over="ignore"):
         mixed = (words ^ np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)

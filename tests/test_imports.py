@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "sac": FOUNDATION
     | HOST
     | {"json_output", "suggest", "_native", "registry", "server", "timing", "trace", "provision"},
-    "bench": FOUNDATION | {"_native", "registry", "server"},
+    "bench": FOUNDATION | {"_native", "registry", "server", "host_memory"},
 }
 
 

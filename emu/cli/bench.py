@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emu.cli.common import json_option, print_json
+from emu.cli.common import json_option, print_json, print_table
 from emu.errors import UserError
 from emu.host_memory import require_free
 
@@ -17,19 +17,30 @@ if TYPE_CHECKING:
 ROW_BYTES = {"bf16": 1152, "fp8": 656}
 
 
-@click.command("bench")
+@click.group("bench", invoke_without_command=True)
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(1), help="Turns.")
 @click.option("--top-k", default=2048, show_default=True, type=click.IntRange(1), help="Rows.")
 @click.option("--context", default=32768, show_default=True, type=click.IntRange(1), help="Tokens.")
 @click.option("--kv-dtype", default="bf16", show_default=True, type=click.Choice(list(ROW_BYTES)))
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
 @json_option
-def command(rounds: int, top_k: int, context: int, kv_dtype: str, seed: int, as_json: bool) -> None:
+@click.pass_context
+def command(
+    ctx: click.Context,
+    rounds: int,
+    top_k: int,
+    context: int,
+    kv_dtype: str,
+    seed: int,
+    as_json: bool,
+) -> None:
     """Time gather, scatter, flushes and the stores on this machine.
 
     All figures are host time of one interleaved run: trust the ratios, not the microseconds. They say nothing
     about the modelled hardware.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     from emu.bench.data_path import Workload
 
     result = run(Workload(ROW_BYTES[kv_dtype], top_k, context, seed), rounds)
@@ -37,6 +48,53 @@ def command(rounds: int, top_k: int, context: int, kv_dtype: str, seed: int, as_
         print_json(result)
     else:
         _print(result)
+
+
+@command.command("index")
+@click.option("--vs", type=click.Choice(["redis"]), help="Time that beside it, in the same run.")
+@click.option("--records", default=1_000_000, show_default=True, type=click.IntRange(4096))
+@click.option("--batch", default=2048, show_default=True, type=click.IntRange(1, 1 << 20))
+@click.option("--rounds", default=31, show_default=True, type=click.IntRange(1), help="Turns.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+@json_option
+def index(vs: str | None, records: int, batch: int, rounds: int, seed: int, as_json: bool) -> None:
+    """Time lookups in the pool's index: coherent, not coherent, with more hosts, and against Redis."""
+    from rich.console import Console
+
+    from emu.bench.index import IndexWork, run_index
+
+    with Console(stderr=True).status("timing the index"):
+        result = run_index(IndexWork(records, batch, rounds, seed), vs_redis=vs == "redis")
+    if as_json:
+        print_json(result)
+    else:
+        _print_index(result)
+
+
+def _print_index(result: dict[str, Any]) -> None:
+    click.echo(
+        f"Host time, medians of {result['rounds']} interleaved rounds; {result['records']} records."
+    )
+    rows = [
+        (
+            f"{title}, {name}",
+            f"{one['median_ns'] / 1000:.1f}",
+            f"{one['ns_per_lookup']:.1f}",
+            f"{one['ratio']['p50']:.2f}",
+        )
+        for title, group in (
+            (f"lookup of {result['batch']}", result["lookup"]),
+            (f"walk of {result['prefix_walk']['blocks']}", result["prefix_walk"]),
+        )
+        for name, one in group.items()
+        if name != "blocks"
+    ]
+    print_table(("", "us", "ns/lookup", "ratio"), rows)
+    click.echo()
+    header = tuple(result["by_hosts"][0])
+    print_table(header, [[f"{one[key]:.0f}" for key in header] for one in result["by_hosts"]])
+    if result["redis_skipped"]:
+        click.echo(f"not timed: redis: {result['redis_skipped']}")
 
 
 def run(work: Workload, rounds: int) -> dict[str, Any]:
