@@ -558,8 +558,10 @@ class SharedPool:
     def lines_flushed(self) -> int: ...
     @property
     def transactions(self) -> int: ...
-    def requests_read(self) -> list: ...
-    def members(self) -> list: ...
+    def requests_read(
+        self,
+    ) -> list[tuple[int, str, int, int, int, int, list[int], int, bool, int, int]]: ...
+    def members(self) -> list[tuple[int, int, int, bool, int, int]]: ...
     def repair(self) -> None:
         """Write a pool that was read offline anew from what could be read."""
 
@@ -618,7 +620,7 @@ def pool_simulate(
     pauses: bool = False,
     sleeps_at: int = -1,
     until_at: int = -1,
-) -> dict:
+) -> dict[str, object]:
     """
     Run the pool's protocol on the shadow medium, one schedule a seed; stops at the first violation.
     """

@@ -226,6 +226,11 @@ def _qemu() -> Verdict:
     return status == 0, output.strip().splitlines()[0] if output.strip() else f"status {status}"
 
 
+def _redis() -> Verdict:
+    status, output = _run("redis-server", "--version")
+    return status == 0, output.strip() or f"status {status}"
+
+
 def _cxl_type3() -> Verdict:
     status, output = _run(_QEMU, "-device", "help")
     if status != 0:
@@ -306,6 +311,9 @@ PROBES: dict[str, _Probe] = {
     "rdma_rxe": _Probe(_rxe, _NONE_NOW, "a kernel with CONFIG_RDMA_RXE"),
     "qemu": _Probe(_qemu, _NONE_NOW, "apt install qemu-system-x86"),
     "cxl_type3": _Probe(_cxl_type3, _NONE_NOW, "QEMU 8.1 or later, built with CXL"),
+    "redis": _Probe(
+        _redis, "emu bench index has nothing to compare with", "apt install redis-server"
+    ),
     "kvm": _Probe(_kvm, _NONE_NOW, "nothing to do; QEMU works without it, slower"),
     "perf": _Probe(
         _perf,

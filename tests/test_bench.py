@@ -11,6 +11,7 @@ from emu.bench.data_path import MappedPool, Workload, flush_group, gather_group,
 from emu.bench.measure import Case, Group, Trial, measure, report
 from emu.cli.bench import command
 from emu.errors import EmuError, HostError, UserError
+from emu.probes import probe
 
 SMALL = ["--rounds", "2", "--top-k", "64", "--context", "1000", "--kv-dtype", "fp8"]
 
@@ -98,3 +99,33 @@ def test_more_rows_than_tokens_or_than_memory_are_refused():
     with pytest.raises(HostError, match=r"of memory are free \(choose a shorter --context\)"):
         CliRunner().invoke(command, ["--context", str(1 << 40)], catch_exceptions=False)
     assert CliRunner().invoke(command, ["--rounds", "0"]).exit_code == 2
+
+
+def test_the_index_is_looked_up_right_and_faster_than_redis_where_there_is_one():
+    """The goal is 20 times; a noisy machine gets a wide margin."""
+    words = ["index", "--vs", "redis", "--records", "20000", "--rounds", "5", "--json"]
+    done = CliRunner().invoke(command, words)
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.output)
+    assert [one["hosts"] for one in result["by_hosts"]] == [1, 2, 4, 8]
+    assert {"coherent", "incoherent"} <= set(result["lookup"])
+    if not probe("redis").ok:
+        assert result["speedup_vs_redis"] is None
+        assert "redis-server" in result["redis_skipped"]
+        pytest.skip(result["redis_skipped"])
+    assert result["redis_skipped"] == ""
+    assert result["speedup_vs_redis"] > 5
+    assert result["speedup_vs_redis"] == result["lookup"]["redis"]["ratio"]["p50"]
+
+
+def test_the_index_alone_says_that_nothing_was_compared():
+    done = CliRunner().invoke(command, ["index", "--records", "4096", "--rounds", "1"])
+    assert done.exit_code == 0, done.output
+    assert "not timed: redis: not asked for" in done.output
+
+
+def test_a_redis_that_is_not_there_is_skipped_with_the_reason(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    words = ["index", "--vs", "redis", "--records", "4096", "--rounds", "1", "--json"]
+    result = json.loads(CliRunner().invoke(command, words).output)
+    assert (result["speedup_vs_redis"], "apt install" in result["redis_skipped"]) == (None, True)

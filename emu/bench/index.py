@@ -152,7 +152,7 @@ def _redis_case(name: str, client: RedisClient, picker: _Picker) -> Case:
             numbers = [
                 int.from_bytes(reply_value(found[0], i), "little") for i in range(len(which))
             ]
-            return numbers == picker.pool.blocks[which].tolist()
+            return bool(numbers == picker.pool.blocks[which].tolist())
 
         return Trial(lambda: found.append(client.get_many(request, len(which))), right)
 

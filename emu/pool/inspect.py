@@ -240,8 +240,20 @@ def _inspection(path: str, header: Header, pool: _native.SharedPool) -> Inspecti
         for slot, (epoch, seat, pid, gone, leases, lines) in enumerate(pool.members())
     ]
     requests = [
-        Request(generation, key, _STAGES[stage], prompt, tokens, shared, tuple(blocks), *rest)
-        for generation, key, stage, prompt, tokens, shared, blocks, *rest in pool.requests_read()
+        Request(
+            generation,
+            key,
+            _STAGES[stage],
+            prompt,
+            tokens,
+            shared,
+            tuple(blocks),
+            leases,
+            appending,
+            used,
+            named,
+        )
+        for generation, key, stage, prompt, tokens, shared, blocks, leases, appending, used, named in pool.requests_read()
     ]
     dead = [
         f"process {one.pid} of slot {one.slot} is gone; the next writer ends its {one.leases} leases"

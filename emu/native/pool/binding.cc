@@ -287,8 +287,9 @@ void register_pool(nb::module_& m) {
       .def_prop_ro("slot", [](SharedPool& self) { return self.self().slot(); })
       .def_prop_ro("lines_flushed", &SharedPool::lines_flushed)
       .def_prop_ro("transactions", [](SharedPool& self) { return self.self().state().number; })
-      .def("requests_read", &requests_read)
-      .def("members", &members)
+      .def("requests_read", &requests_read,
+           nb::sig("def requests_read(self) -> list[tuple[int, str, int, int, int, int, list[int], int, bool, int, int]]"))
+      .def("members", &members, nb::sig("def members(self) -> list[tuple[int, int, int, bool, int, int]]"))
       .def(
           "repair",
           [](SharedPool& self) {

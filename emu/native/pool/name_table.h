@@ -19,6 +19,12 @@ class NameTable {
 
   void prefetch(const Hash& hash) const { __builtin_prefetch(&places_[home(hash)]); }
 
+  // The second step: the name of the block that is likely to be it.
+  void prefetch_name(const Hash& hash) const {
+    const int32_t block = places_[home(hash)];
+    if (block >= 0) __builtin_prefetch(&names_[static_cast<size_t>(block)]);
+  }
+
   // The block of that name, -1 if there is none.
   int32_t find(const Hash& hash) const {
     for (uint64_t at = home(hash);; at = (at + 1) & mask_) {

@@ -199,21 +199,32 @@ uint64_t Operations::used_blocks() {
   return state().used_blocks;
 }
 
+// Two cache misses a hash, place and name; each is begun that many hashes ahead.
+template <class Visit>
+void Operations::each_block(const Hash* hashes, size_t count, Visit visit) const {
+  constexpr size_t kNear = 12, kFar = 24;
+  for (size_t i = 0; i < std::min(kFar, count); ++i) state().prefetch(hashes[i]);
+  for (size_t i = 0; i < std::min(kNear, count); ++i) state().prefetch_name(hashes[i]);
+  for (size_t i = 0; i < count; ++i) {
+    if (i + kFar < count) state().prefetch(hashes[i + kFar]);
+    if (i + kNear < count) state().prefetch_name(hashes[i + kNear]);
+    if (!visit(i, state().block_of(hashes[i]))) return;
+  }
+}
+
 void Operations::lookup(const Hash* hashes, size_t count, int32_t* blocks) {
   self_.sync();
-  constexpr size_t kAhead = 16;
-  for (size_t i = 0; i < std::min(kAhead, count); ++i) state().prefetch(hashes[i]);
-  for (size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) state().prefetch(hashes[i + kAhead]);
-    blocks[i] = state().block_of(hashes[i]);
-  }
+  each_block(hashes, count, [&](size_t i, int32_t block) {
+    blocks[i] = block;
+    return true;
+  });
 }
 
 size_t Operations::longest_prefix(const Hash* hashes, size_t count) {
   self_.sync();
-  for (size_t i = 0; i < count; ++i)
-    if (state().block_of(hashes[i]) < 0) return i;
-  return count;
+  size_t found = 0;
+  each_block(hashes, count, [&](size_t, int32_t block) { return block >= 0 && ++found; });
+  return found;
 }
 
 }  // namespace pool

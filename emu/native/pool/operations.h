@@ -62,6 +62,8 @@ class Operations {
 
   Participant& self_;
 
+  template <class Visit>
+  void each_block(const Hash* hashes, size_t count, Visit visit) const;
   const State& state() const { return self_.state(); }
   bool held_here(const Request& one) const;
   const Request& leased(uint64_t lease) const;

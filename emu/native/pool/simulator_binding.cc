@@ -11,7 +11,7 @@ using namespace nb::literals;
 namespace {
 
 // Simulate seeds first .. first + count; stops at the first violation.
-nb::dict simulate_many(uint64_t first, uint64_t count, int left_out, int victim_step, bool pauses, int sleeps_at,
+nb::typed<nb::dict, nb::str, nb::object> simulate_many(uint64_t first, uint64_t count, int left_out, int victim_step, bool pauses, int sleeps_at,
                        int until_at) {
   pool::Run total;
   uint64_t seed = first;
@@ -29,7 +29,7 @@ nb::dict simulate_many(uint64_t first, uint64_t count, int left_out, int victim_
       if (!run.violation.empty()) break;
     }
   }
-  nb::dict result;
+  nb::typed<nb::dict, nb::str, nb::object> result;
   result["violation"] = total.violation;
   result["seed"] = seed;
   result["steps"] = total.steps;

@@ -94,6 +94,7 @@ class State {
   const Request* find(const std::string& key) const;
   int32_t block_of(const Hash& hash) const { return names_.find(hash); }
   void prefetch(const Hash& hash) const { names_.prefetch(hash); }
+  void prefetch_name(const Hash& hash) const { names_.prefetch_name(hash); }
   uint32_t holders(int32_t block) const { return refcount_[static_cast<size_t>(block)]; }
   bool named(int32_t block) const { return names_.named(block); }
   uint64_t free_count() const { return num_blocks_ - used_blocks; }
