@@ -99,7 +99,8 @@ class Stats:
         rows_read, rows_written, bytes_read, bytes_written: what moved between the medium and the caller.
         work_requests: RDMA work requests posted (0 on load/store media).
         max_outstanding_reads: most RDMA READs in flight at once.
-        lines_flushed: 64-byte lines written back or invalidated by software coherence.
+        lines_flushed: 64-byte lines of rows written back or invalidated by software coherence.
+        metadata_lines_flushed: the same of the pool's metadata, since open().
         charged_ns: model time charged (0 where the store was opened without timing).
         waited_ns: host time spent waiting for the model time in paced mode.
         capacity_bytes, used_bytes: of the device's blocks; used counts a shared block once.
@@ -115,6 +116,7 @@ class Stats:
     work_requests: int = 0
     max_outstanding_reads: int = 0
     lines_flushed: int = 0
+    metadata_lines_flushed: int = 0
     charged_ns: int = 0
     waited_ns: int = 0
     capacity_bytes: int = 0

@@ -356,7 +356,7 @@ class PoolStore(KVStore):
             used_bytes=self._directory.used_blocks() * self.layout.block_bytes,
         )
         self._medium.add_stats(stats)
-        stats.lines_flushed += self._directory.lines_flushed
+        stats.metadata_lines_flushed = self._directory.lines_flushed
         return stats
 
     def reset_stats(self) -> None:
