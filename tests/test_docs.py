@@ -86,7 +86,9 @@ def test_spec_file_examples(tmp_path: Path) -> None:
 def test_verbs_and_flags_in_the_text_exist(tmp_path: Path) -> None:
     """Every `emu VERB ... --flag` in backquotes or code, against the command's own help."""
     text = "\n".join((ROOT / name).read_text() for name in DOCUMENTS)
-    calls = re.findall(r"\bemu ((?:trace )?[a-z]+)((?: [^`\n|#]*)?)", "\n".join(_code(text)))
+    calls = re.findall(
+        r"\bemu ((?:(?:trace|pool|bench) )?[a-z]+)((?: [^`\n|#]*)?)", "\n".join(_code(text))
+    )
     assert len(calls) > 15
     help_of: dict[str, str] = {}
     for verb, rest in calls:

@@ -15,6 +15,7 @@ from contract_base import DEVICE_BYTES, LAYOUT, Place, child, publish_value, rea
 from emu import Component, KVLayout, StoreOptions
 from emu.errors import KeyExists, LayoutMismatch, MediumError, StoreFull, UserError
 from emu.pool.header import MAGIC, Header
+from emu.pool.inspect import inspect
 from emu.pool.shared_opening import Action, plan_opening
 
 FRESH = Header.fresh(LAYOUT, DEVICE_BYTES)
@@ -219,6 +220,32 @@ def test_every_seventeenth_store_is_told_that_the_slots_are_taken(place):
     place.open().close()
     for store in stores:
         store.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pool_slots": (0, 17)},
+        {"pool_slots": (3, 3)},
+        {"pool_slots": (-1, 2)},
+        {"expiry_s": 0.0},
+        {"expiry_s": float("nan")},
+    ],
+)
+def test_options_that_cannot_be_are_refused(place, options):
+    with pytest.raises(UserError, match=next(iter(options))):
+        replace(place, options=StoreOptions(**options)).open()
+
+
+def test_two_machines_take_slots_of_their_own(place, device):
+    for slots in ((0, 2), (2, 3)):
+        options = StoreOptions(pool_slots=slots)
+        stores = [replace(place, options=options).open() for _ in range(slots[1] - slots[0])]
+        assert [one.slot for one in inspect(str(device)).alive] == list(range(*slots))
+        with pytest.raises(MediumError, match="every slot"):
+            replace(place, options=options).open()
+        for store in stores:
+            store.close()
 
 
 def test_another_layout_does_not_replace_what_somebody_holds(place):

@@ -17,6 +17,7 @@ from emu.errors import (
     StoreFull,
     UserError,
 )
+from emu.layout import POOL_SLOTS
 from emu.pool.records import Entry, Lease, Wanted
 from emu.pool.shared_opening import machine_lock, native_pool, open_shared
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from emu.layout import KVLayout
     from emu.pool.medium import MappedMemory, Medium
     from emu.store import Descriptor, StoreOptions
+
+MIN_EXPIRY_S, MAX_EXPIRY_S = 0.1, 86400.0  # a heartbeat is a twentieth
 
 _STATES = ("reserved", "published", "deleted")
 _NativeEntry = tuple[int, int, int, int, int, int, list[int]]
@@ -43,6 +46,7 @@ class SharedDirectory:
     ) -> None:
         self.device = medium.name
         self._layout = layout
+        _check_options(medium.name, options)
         with machine_lock(mapped, medium.name), self._faults():
             self.pool = open_shared(medium, mapped, layout)
             self._native: _native.SharedPool | None = native_pool(
@@ -242,6 +246,20 @@ def pool_error(device: str, kind: str, text: str) -> StoreError:
         ),
     }[kind]
     return MediumError(f"{device}: {text}", device=device, status=status, remedy=remedy)
+
+
+def _check_options(device: str, options: StoreOptions) -> None:
+    first, last = options.pool_slots
+    if not 0 <= first < last <= POOL_SLOTS:
+        raise UserError(
+            f"{device}: pool_slots {options.pool_slots}",
+            remedy=f"give [first, last) of the slots 0 to {POOL_SLOTS}",
+        )
+    if not MIN_EXPIRY_S <= options.expiry_s <= MAX_EXPIRY_S:
+        raise UserError(
+            f"{device}: expiry_s {options.expiry_s}",
+            remedy=f"give {MIN_EXPIRY_S} to {MAX_EXPIRY_S} s",
+        )
 
 
 def _checked(keys: Sequence[str]) -> list[str]:
