@@ -1,6 +1,7 @@
 """Real processes on one pool, killed and stopped at random moments; then another host looks at what is there.
 
-In full (--long): 200 kills, and 8 processes for 5 minutes.
+In full: 200 kills, and 8 processes for 5 minutes, which is longer than a test may otherwise take:
+`scripts/test --long -o faulthandler_timeout=0 tests/test_pool_kills.py`.
 """
 
 from __future__ import annotations
