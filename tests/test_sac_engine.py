@@ -190,7 +190,7 @@ def test_ttft_is_the_sum_of_its_parts(engine) -> None:
 
 
 @pytest.mark.parametrize("arrivals", ["closed", "trace"])
-@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("design", sorted(DESIGNS.keys() - {"rdma-gather"}))  # files pack no rows
 def test_what_a_late_paced_run_waits_for_bytes_is_the_model_s(
     engine, design: str, arrivals: str
 ) -> None:

@@ -62,10 +62,12 @@ def inspect(file: str, context: int | None, as_json: bool, skip_bad: bool) -> No
 
     from emu.trace import read_trace, shape
     from emu.trace import summary as figures
+    from emu.trace.shape import fit_outputs
 
     trace = read_trace(file, skip_bad=skip_bad)
     if context is not None:
-        trace = replace(trace, requests=tuple(shape(trace.requests, context=context)))
+        fitting = fit_outputs(trace.requests, context)
+        trace = replace(trace, requests=tuple(shape(fitting, context=context)))
     summary = figures.summarise(trace)
     if as_json:
         print_json(figures.as_json(trace, summary))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from emu import __version__
@@ -24,7 +24,7 @@ from emu.timing.pace import check_dilation
 from emu.timing.profile_file import DEFAULT_SYSTEM, load_system
 from emu.trace.generate import GenerateOptions, generate
 from emu.trace.read import read_trace
-from emu.trace.shape import shape
+from emu.trace.shape import fit_outputs, shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -282,7 +282,6 @@ def _requests(spec: RunSpec, options: RunOptions) -> tuple[list[Request], TraceF
     else:
         read = read_trace(path, limit=options.requests, skip_bad=options.skip_bad)
         trace, facts = read.requests, TraceFacts(path.name, read.sha256, len(read.skipped))
-    # A prompt needs two tokens: one to cache, and the first input of decode.
-    fitting = [replace(r, output_tokens=min(r.output_tokens, context - 2)) for r in trace]
+    fitting = fit_outputs(trace, context)
     shaped = shape(fitting, context=context, output_tokens=output_tokens, limit=options.requests)
     return shaped, facts

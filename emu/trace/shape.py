@@ -49,6 +49,11 @@ def shape(
     return shaped
 
 
+def fit_outputs(requests: Iterable[Request], context: int) -> list[Request]:
+    """Outputs cut so that two prompt tokens fit beside them: one to cache, and the first input of decode."""
+    return [replace(r, output_tokens=min(r.output_tokens, context - 2)) for r in requests]
+
+
 def _fit(request: Request, context: int | None, output_tokens: int | None) -> Request:
     output = request.output_tokens if output_tokens is None else output_tokens
     room = request.input_tokens if context is None else context - output
