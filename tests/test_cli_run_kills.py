@@ -82,6 +82,18 @@ def test_a_killed_worker_is_one_line_and_the_testbed_stays_usable(
 
 
 @pytest.mark.slow
+def test_a_testbed_taken_down_under_a_run_is_said_so(home: Home, bed: Path) -> None:
+    with start(f"run --name bed {LONG}") as run:
+        wait_for(lambda: published(bed) == 4)
+        assert emu("down bed").returncode == 0
+        out, err = run.communicate(timeout=300)
+    assert (run.returncode, out) == (1, "")
+    assert len(err.strip().splitlines()) == 1, err
+    assert "'bed' was taken down during the run" in err
+    assert leftovers(home) == []
+
+
+@pytest.mark.slow
 def test_a_killed_memory_node_is_one_line(home: Home) -> None:
     long = LONG.replace("cxl", "rdma-sparse")
     with start(f"run --dir {home.run} {long}") as run:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from emu.cli.common import json_option, print_json, print_table, progress
-from emu.errors import UserError
+from emu.cli.options import OUT_DIRECTORY, make_directory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 @click.command("reproduce")
 @click.argument("ids", nargs=-1, metavar="[all|ID...]")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=OUT_DIRECTORY,
     help="Directory for report.html, results.json, and a PNG and a table for each study.",
 )
 @click.option(
@@ -47,7 +47,7 @@ def command(
         for name in chosen:
             click.echo(name)
         return
-    directory = _directory(out)
+    directory = None if out is None else make_directory(out)
     findings = run_studies(chosen, progress, seed)
     result = result_json(findings)
     written = []
@@ -61,16 +61,6 @@ def command(
     _show(findings.studies, result)
     if written:
         click.echo(f"written: {written[-1]} and {len(written) - 1} files beside it")
-
-
-def _directory(out: Path | None) -> Path | None:
-    if out is None:
-        return None
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}", remedy="name a directory") from error
-    return out
 
 
 def _show(studies: Sequence[Any], result: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from emu.cli.options import SIZE
+from emu.cli.options import OUT_DIRECTORY, SIZE
 
 
 @click.command("run")
@@ -122,7 +122,7 @@ from emu.cli.options import SIZE
 )
 @click.option(
     "--dilation",
-    type=click.FloatRange(1.0),
+    type=click.FloatRange(1.0, 1e9),
     default=1.0,
     help="Paced mode: model time times this [default: 1].",
 )
@@ -147,7 +147,7 @@ from emu.cli.options import SIZE
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=OUT_DIRECTORY,
     help="Directory for runs.jsonl, comparison.png, operation logs and selections (see emu trace locality); "
     "replaces an earlier run's.",
 )

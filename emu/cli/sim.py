@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from emu.cli.common import json_option, print_json, print_table, progress
-from emu.cli.options import SIZE
-from emu.errors import UserError
+from emu.cli.options import OUT_DIRECTORY, SIZE, make_directory
 from emu.units import format_size
 
 
@@ -152,7 +151,7 @@ from emu.units import format_size
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the selections."
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Directory for runs.jsonl.")
+@click.option("--out", type=OUT_DIRECTORY, help="Directory for runs.jsonl.")
 @click.option("--dry-run", is_flag=True, help="Print what would be simulated, and stop.")
 @json_option
 def command(**options: Any) -> None:
@@ -163,7 +162,7 @@ def command(**options: Any) -> None:
         _dry_run(options)
         return
     setting(options)
-    out = _directory(options["out"])
+    out = options["out"] and make_directory(options["out"])
     runs = run_designs(options, progress)
     if out is not None:
         (out / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
@@ -188,16 +187,6 @@ def _dry_run(options: dict[str, Any]) -> None:
             "measured": list(workload.measured),
         }
     )
-
-
-def _directory(out: Path | None) -> Path | None:
-    if out is None:
-        return None
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}", remedy="name a directory") from error
-    return out
 
 
 def _table(runs: list[dict[str, Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,7 +116,15 @@ def run_command(options: RunOptions) -> None:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             clear_results(out)
-        runs = execute(plan, Setting(media, bed, out))
+        try:
+            runs = execute(plan, Setting(media, bed, out))
+        except WorkerError as error:
+            if Path(bed.run_dir).is_dir():
+                raise
+            raise TestbedError(
+                f"testbed {bed.name!r} was taken down during the run",
+                remedy="bring it up again with `emu up`, and repeat the run",
+            ) from error
     show(runs, plan, out, as_json=options.as_json)
 
 
@@ -169,23 +176,12 @@ def _on(found: Testbed | None, plan: RunPlan, directory: Path | None) -> Iterato
 
 
 def _output_directory(out: Path | None) -> Path | None:
-    """Refuse an --out that cannot be a directory, before anything is started.
+    """Refuse an --out in which a directory stands where a result goes.
 
     Raises:
-        UserError: it, or something above it, is a file or cannot be written.
+        UserError: so it is.
     """
-    if out is None:
-        return None
-    existing = next(p for p in (out.absolute(), *out.absolute().parents) if os.path.lexists(p))
-    if not existing.is_dir():
-        raise UserError(
-            f"--out {out}: {existing} is a file, or leads nowhere", remedy="name a directory"
-        )
-    for path in result_files(out):
+    for path in result_files(out) if out is not None else ():
         if path.is_dir():
             raise UserError(f"--out {out}: {path} is a directory", remedy="name another one")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(
-            f"--out {out}: no permission to write in {existing}", remedy="name another directory"
-        )
     return out
