@@ -290,12 +290,9 @@ class Serving {
 
   void await_turn(int64_t r, int64_t now) {
     Attaching& self = attach_[at(r)];
-    if (self.before < 0) return begin_copies(r, now);
+    if (self.before < 0 || attach_[at(self.before)].copied) return begin_copies(r, now);
     self.state = Attach::kTurn;
-    if (attach_[at(self.before)].copied)
-      push(static_cast<int64_t>(gpus_.size()) + r, now);
-    else
-      attach_[at(self.before)].next = r;
+    attach_[at(self.before)].next = r;
   }
 
   void begin_copies(int64_t r, int64_t now) {
@@ -306,7 +303,7 @@ class Serving {
       self.copies.push_back({kPrefetchPath, true, true});
       ++prefetching_[at(group_of_gpu(field(r, kGpu)))];
     }
-    self.copies.push_back({kIndexPath, false, true});
+    if (!options_.resident) self.copies.push_back({kIndexPath, false, true});
     if (field(r, kFitsHotBuffer)) self.copies.push_back({kMissPath, true, false});
     copy(r, now);
   }

@@ -66,7 +66,9 @@ class Attacher:
         record = Record(plan.number, self._clock.now_ns, self._clock.modelled_ns)
         if self._spec.round == 1:
             yield from self._prefill(delivery, record)
-        if turn is not None:
+        if (
+            turn is not None and not turn.fired
+        ):  # a wait, even for nothing, would miss a step that begins now
             yield turn
         started_ns = self._clock.modelled_ns
         pool = self._context.pool(plan)
@@ -76,7 +78,8 @@ class Attacher:
             reader, reader_slot = self._local, self._copy(plan, pool, slot, self._local)
             yield from self._charge(self._design.prefetch_path, plan, record, ("kv", "index"))
         keys = self._index_keys(plan, reader, reader_slot)
-        yield from self._charge(self._design.index_path, plan, record, ("index",))
+        if self._design.index_path:
+            yield from self._charge(self._design.index_path, plan, record, ("index",))
         if hot is not None:
             yield from self._admit(plan, record, (reader, reader_slot), place, hot)
         record.attach_transfer_ns += self._clock.modelled_ns - started_ns
@@ -143,8 +146,7 @@ class Attacher:
             component = self._layout.component(name)
             for layer in component.layers:
                 nbytes = plan.prompt_rows * component.row_bytes
-                if not self._design.resident:
-                    record.read(nbytes)
+                record.read(nbytes)
                 yield self._clock.transfer(
                     f"gpu{plan.gpu}.attach",
                     self._system.path(path_name, plan.gpu, plan.device),
