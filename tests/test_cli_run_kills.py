@@ -21,9 +21,19 @@ if TYPE_CHECKING:
 LONG = "--backend cxl --requests 4 --context 1024 --output-tokens 900"
 
 
+def _heed_signals() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and children inherit that."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        argv(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv(command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heed_signals,
     )
 
 
@@ -63,6 +73,18 @@ def test_a_killed_worker_is_one_line_and_the_testbed_stays_usable(
     wait_for(lambda: all_ended(workers))
     assert figures(home, f"--backend cxl --round 1 --name bed {QUICK}") == before
     assert emu("down bed").returncode == 0
+    assert leftovers(home) == []
+
+
+@pytest.mark.slow
+def test_a_testbed_taken_down_under_a_run_is_said_so(home: Home, bed: Path) -> None:
+    with start(f"run --name bed {LONG}") as run:
+        wait_for(lambda: published(bed) == 4)
+        assert emu("down bed").returncode == 0
+        out, err = run.communicate(timeout=300)
+    assert (run.returncode, out) == (1, "")
+    assert len(err.strip().splitlines()) == 1, err
+    assert "'bed' was taken down during the run" in err
     assert leftovers(home) == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +13,9 @@ from emu.units import parse_size
 
 if TYPE_CHECKING:
     _IntParam = click.ParamType[int]
+    _PathParam = click.ParamType[Path]
 else:
-    _IntParam = click.ParamType  # before click 8.3 it cannot be subscripted
+    _IntParam = _PathParam = click.ParamType  # before click 8.3 it cannot be subscripted
 
 
 class Size(_IntParam):
@@ -29,3 +32,41 @@ class Size(_IntParam):
 
 
 SIZE = Size()
+
+
+class OutDirectory(_PathParam):
+    """A directory to write to, that exists or can be made; refused before any work, also by a dry run."""
+
+    name = "directory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path; nothing is made yet."""
+        path = Path(value)
+        if not str(value):
+            self.fail("an empty name; use . for the current directory", param, ctx)
+        existing = path
+        while not os.path.lexists(existing) and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            self.fail(f"{value}: {existing} is a file, or leads nowhere", param, ctx)
+        if not os.access(existing, os.W_OK | os.X_OK):
+            self.fail(f"{value}: no permission to write in {existing}", param, ctx)
+        return path
+
+
+OUT_DIRECTORY = OutDirectory()
+
+
+def make_directory(out: Path) -> Path:
+    """Make what OUT_DIRECTORY let through.
+
+    Raises:
+        UserError: the file system refuses.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: {error.strerror}", remedy="name another directory"
+        ) from error
+    return out

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MIN_EXPIRY_S, MAX_EXPIRY_S = 0.1, 86400.0  # a heartbeat is a twentieth
 
 _STATES = ("reserved", "published", "deleted")
-_NativeEntry = tuple[int, int, int, int, int, int, list[int]]
+_NativeEntry = tuple[int, int, int, int, int, int, int, list[int]]
 
 
 class SharedDirectory:
@@ -46,6 +46,7 @@ class SharedDirectory:
     ) -> None:
         self.device = medium.name
         self._layout = layout
+        self._in_call = False
         _check_options(medium.name, options)
         with machine_lock(mapped, medium.name), self._faults():
             self.pool = open_shared(medium, mapped, layout)
@@ -93,6 +94,7 @@ class SharedDirectory:
             (
                 key_bytes(want.key).decode(),
                 want.num_tokens,
+                want.append_tokens,
                 self._layout.blocks_for(want.num_tokens)
                 + self._layout.blocks_for(want.append_tokens),
                 list(want.block_hashes),
@@ -151,7 +153,11 @@ class SharedDirectory:
             StaleDescriptor: it is gone, or was on another pool.
         """
         stale = StaleDescriptor(
-            device=self.device, key=descriptor.key, generation=descriptor.generation
+            device=self.device,
+            key=descriptor.key,
+            generation=descriptor.generation,
+            belongs_to=descriptor.device.hex(),
+            uuid=self.pool.uuid.hex(),
         )
         if descriptor.device != self.pool.uuid:
             raise stale
@@ -179,12 +185,19 @@ class SharedDirectory:
     # -- faults -------------------------------------------------------------------------------------------
     @contextmanager
     def _faults(self, gone: StoreError | None = None) -> Iterator[None]:
+        if self._in_call:  # the native calls let other threads run
+            raise UserError(
+                f"{self.device}: two threads use one store", remedy="open one store per thread"
+            )
+        self._in_call = True
         try:
             yield
         except _native.PoolRefusal as refusal:
             raise self._refused(*refusal.args, gone=gone) from None
         except _native.PoolFault as fault:
             raise pool_error(self.device, *fault.args) from None
+        finally:
+            self._in_call = False
 
     def _refused(
         self, kind: str, key: str, first: int, second: int, *, gone: StoreError | None
@@ -267,7 +280,9 @@ def _checked(keys: Sequence[str]) -> list[str]:
 
 
 def _lease(key: str, native: _NativeEntry) -> Lease:
-    number, generation, state, prompt_tokens, num_tokens, shared_tokens, blocks = native
+    number, generation, state, prompt_tokens, num_tokens, append_tokens, shared_tokens, blocks = (
+        native
+    )
     return Lease(
         number,
         Entry(
@@ -276,6 +291,7 @@ def _lease(key: str, native: _NativeEntry) -> Lease:
             state=_STATES[state],
             prompt_tokens=prompt_tokens,
             num_tokens=num_tokens,
+            append_tokens=append_tokens,
             shared_tokens=shared_tokens,
             blocks=tuple(blocks),
         ),

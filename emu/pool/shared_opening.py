@@ -13,6 +13,7 @@ from emu import _native
 from emu.errors import LayoutMismatch, MediumError, UserError
 from emu.layout import HEADER_BYTES, LINE_BYTES, POOL_SLOTS
 from emu.pool.header import ForeignHeader, Header, parse_page
+from emu.pool.opening import holders
 from emu.units import format_size
 
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ def open_shared(medium: Medium, mapped: MappedMemory, layout: KVLayout) -> Heade
                 device=medium.name,
                 found=header.layout.hex(),
                 expected=layout.fingerprint().hex(),
-                remedy=f"held by process {', '.join(map(str, pids))}: stop it, or use another device",
+                rows=layout.describe(),
+                remedy=f"held by {holders(pids)}: close its stores or end it, or use another device",
             )
     if action is not Action.USE or header is None:
         header = Header.fresh(layout, medium.size_bytes)

@@ -15,7 +15,7 @@ class Design:
     Attributes:
         name: what `--backend` says.
         scheme: the store that is the pool.
-        index_path: brings the index keys to the GPU at attach.
+        index_path: brings the index keys to the GPU at attach; "" where they are there already.
         miss_path: brings the selected rows that the hot buffer lacks, per layer and step.
         write_path: takes a new token's rows away, per layer and step.
         prefetch_path: copies a request's whole KV to the decode host's DRAM at attach; "" where nothing is
@@ -57,7 +57,7 @@ _designs = (
         "rdma-gather", "rdma", "pool_read.rdma", "pool_pack.rdma", "pool_write.rdma", packed=True
     ),
     Design("dram", "dram", "pool_read.dram", "pool_read.dram", "pool_write.dram"),
-    Design("hbm", "dram", "hbm", "hbm", "hbm", resident=True),
+    Design("hbm", "dram", "", "hbm", "hbm", resident=True),
 )
 DESIGNS = MappingProxyType({design.name: design for design in _designs})
 

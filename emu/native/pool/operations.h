@@ -21,7 +21,7 @@ struct Refusal : std::runtime_error {
 
 struct Wanted {
   std::string key;
-  uint32_t prompt_tokens = 0;
+  uint32_t prompt_tokens = 0, append_tokens = 0;
   uint32_t blocks = 0;  // of the prompt and of what may be appended
   std::vector<Hash> hashes;
 };

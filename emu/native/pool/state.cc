@@ -83,6 +83,7 @@ void State::reserve(int author, Reader& in) {
   made.generation = next_generation++;
   made.key = in.text();
   made.prompt_tokens = in.get<uint32_t>();
+  made.append_tokens = in.get<uint32_t>();
   made.first_hash = in.get<uint32_t>();
   made.blocks = in.list<int32_t>();
   made.hashes = in.list<Hash>();
@@ -231,7 +232,7 @@ std::vector<uint8_t> State::snapshot() const {
   out.put(static_cast<uint32_t>(requests.size()));
   for (const auto& [generation, one] : requests) {
     out.put(generation).text(one.key).put(one.stage).put(one.prompt_tokens).put(one.num_tokens);
-    out.put(one.shared_tokens).list(one.blocks).put(one.first_hash).list(one.hashes);
+    out.put(one.append_tokens).put(one.shared_tokens).list(one.blocks).put(one.first_hash).list(one.hashes);
     out.put(one.appender).put(one.last_used);
   }
   out.put(static_cast<uint32_t>(leases.size()));
@@ -263,6 +264,7 @@ State State::restore(const Geometry& geometry, const std::vector<uint8_t>& bytes
     one.stage = in.get<Stage>();
     one.prompt_tokens = in.get<uint32_t>();
     one.num_tokens = in.get<uint32_t>();
+    one.append_tokens = in.get<uint32_t>();
     one.shared_tokens = in.get<uint32_t>();
     one.blocks = in.list<int32_t>();
     one.first_hash = in.get<uint32_t>();
