@@ -41,9 +41,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--case", default="cxl", show_default=True, help="Case of `emu bench` to take.")
 @click.option(
     "--base",
-    default="cxl-switch",
-    show_default=True,
-    help="Media profile for what was not measured.",
+    help="Media profile for what was not measured [default: rdma-100g for perftest, else cxl-switch].",
 )
 @click.option("--source", default="measured by the user", show_default=True, help="Of the numbers.")
 @click.option("--date", help="When they were measured [default: today].")
@@ -78,7 +76,8 @@ def command(**options: Any) -> None:
         return
     rows = [(m.field, f"{m.value:.6g}", f"{m.low:.6g} .. {m.high:.6g}", m.how) for m in measured]
     print_table(("figure", "value", "interval", "measured by"), rows)
-    click.echo(f'written: {out}; use it as media = "{out}" in a system profile')
+    click.echo(f"written: {out}; a system profile that uses it, for `emu sim --profile FILE`:")
+    click.echo(f'  base = "{DEFAULT_SYSTEM}"\n  [link.{link}]\n  media = "{out.resolve()}"')
 
 
 def _measured(options: dict[str, Any]) -> list[Measured]:
