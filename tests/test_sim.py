@@ -331,9 +331,15 @@ def test_configs_of_other_families_are_refused(tmp_path: Path, change: dict) -> 
         (("--arrivals", "trace"), "no trace"),
         (("--profile", "sac-serve"), "profile"),
         (("--backend", "cxl,tape"), "backend"),
+        (("--steady", "--requests", "7"), "its own requests"),
+        (("--steady", "--trace", "t.jsonl"), "its own requests"),
         (("--hbm-bytes", "1M", "--backend", "cxl"), "GPU memory"),
     ],
 )
-def test_bad_input_is_one_line(arguments: tuple[str, ...], words: str) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    out = tmp_path / "out"
     with pytest.raises(UserError, match=words):
-        CliRunner().invoke(cli, ["sim", *arguments], catch_exceptions=False)
+        CliRunner().invoke(cli, ["sim", *arguments, "--out", str(out)], catch_exceptions=False)
+    assert not out.exists()

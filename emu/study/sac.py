@@ -177,6 +177,8 @@ STRUCTURE = (
     "misses and DRAM is the faster: so that one figure is fitted, by structure, not by a number. Without it the model "
     "gives the values in the row 'if decode went on'.",
     "A steady state: requests in flight are at all stages of their output. SAC does not say how its requests arrive.",
+    "Of a selection, assumed and not fitted: the newest 1/32 of it, an active set that swaps 0.1 % of the top-k a step, "
+    "layers that differ (0.4 in the logarithm) and that share 70 % of what they ever look at.",
     "Two NICs and two CXL adapters, one per socket; prompts of 16K to 128K tokens and 1024 output tokens; BF16 rows.",
 )
 
