@@ -125,7 +125,8 @@ def simulate(
         spec.run.profile, gpus=spec.run.gpus, devices=spec.run.devices, servers=spec.servers
     )
     rows = request_columns(spec, design, system, plans)
-    return _run(spec, design, system, plans, rows, curves or curves_for(spec, plans))
+    serving = _engine(spec, design, system)
+    return _run(serving, system.link_names, plans, rows, curves or curves_for(spec, plans))
 
 
 RECORDS = (
@@ -187,14 +188,12 @@ def _engine(spec: SimSpec, design: Design, system: System) -> _native.Serving:
 
 
 def _run(
-    spec: SimSpec,
-    design: Design,
-    system: System,
+    serving: _native.Serving,
+    link_names: Sequence[str],
     plans: list[RequestPlan],
     rows: NDArray[np.int64],
     curves: MissCurves,
 ) -> Outcome:
-    serving = _engine(spec, design, system)
     outputs = [plan.request.output_tokens for plan in plans]
     records = np.zeros((len(plans), len(RECORDS)), np.int64)
     token_ns, stall_ns = (np.zeros(sum(outputs), np.int64) for _ in range(2))
@@ -210,14 +209,17 @@ def _run(
         stall_ns,
     )
     ends = np.cumsum(outputs)[:-1]
-    names = system.link_names
     return Outcome(
         plans=plans,
         records=records,
         token_ns=np.split(token_ns, ends),
         stall_ns=np.split(stall_ns, ends),
         links=dict(
-            zip(names, zip(serving.link_busy_ns(), serving.link_bytes(), strict=True), strict=True)
+            zip(
+                link_names,
+                zip(serving.link_busy_ns(), serving.link_bytes(), strict=True),
+                strict=True,
+            )
         ),
         gpu_peak_bytes=serving.peak_bytes(),
         host_peak_bytes=serving.host_peak,
