@@ -167,3 +167,25 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], words
     with pytest.raises(UserError, match=words):
         calibrate(*arguments, *extra, "--out", str(tmp_path / "x.toml"))
     assert not (tmp_path / "x.toml").exists()
+
+
+def test_a_profile_that_emu_refuses_replaces_nothing(tmp_path: Path) -> None:
+    lat = saved(tmp_path / "lat", LATENCY.replace(" 1.90", "-1.90"))
+    out = saved(tmp_path / "mine.toml", "what was there")
+    with pytest.raises(UserError):
+        calibrate("--ib-read-lat", str(lat), "--out", str(out))
+    assert out.read_text() == "what was there"
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["lat", "mine.toml"]
+
+
+def test_several_runs_of_mlc_give_an_interval(tmp_path: Path) -> None:
+    runs = [
+        saved(tmp_path / "1", MLC),
+        saved(tmp_path / "2", MLC.replace("255.1", "265.1")),
+    ]
+    out = tmp_path / "mine.toml"
+    arguments = [word for run in runs for word in ("--mlc", str(run))]
+    assert calibrate(*arguments, "--node", "2", "--out", str(out)).exit_code == 0
+    latency = load_media(str(out)).model.latency_ns
+    assert latency.value == pytest.approx(260.1)
+    assert "255.1 .. 265.1" in latency.note

@@ -129,6 +129,26 @@ def test_what_to_buy_first() -> None:
     ]
 
 
+def test_what_to_buy_is_told_for_the_batches_that_are_run(tmp_path: Path) -> None:
+    assert planned(*XM)["doubling_gains"]["bandwidth"] > 1.3
+    assert planned(*XM, "--batch", "1")["doubling_gains"]["bandwidth"] < 1.01
+    path = tmp_path / "b"
+    path.write_text("1 3\n4\n")
+    small = planned(*XM, "--batches", str(path))["distribution"]["doubling_gains"]
+    assert all(1 <= gain < 1.02 for gain in small.values())
+    path.write_text("36\n70\n")  # the second is cut to what 1 TB holds
+    cut = planned(*XM, "--context", "128K", "--batches", str(path))["distribution"]
+    assert cut["cut"] == 2
+    assert cut["doubling_gains"]["capacity"] > 1.1
+
+
+def test_what_a_model_keeps_in_gpu_memory_takes_no_external_memory() -> None:
+    v4 = Demand(model_shape("deepseek-v4"), 1000 * K, hot_buffer=1024)
+    row = 21 * 584 + 21 * 132  # one row stands for four tokens
+    assert v4.external_bytes == 250 * K * row
+    assert v4.gpu_bytes == 1024 * row + 1000 * K * (21 * 132 / 4 + 20 * 584 / 128)
+
+
 def test_a_map_says_where_nothing_fits() -> None:
     cells = sweep(machine(), DEMAND, {"capacity": [1e9, 1e12]}, Compute())
     assert [c.binds == "nothing fits" for c in cells] == [True, False]
@@ -159,6 +179,7 @@ def test_batches_are_read_and_bad_lines_named(tmp_path: Path) -> None:
     [
         (("--context", "16K", "--batch", "1000"), "does not fit"),
         (("--capacity", "1G"), "not one request"),
+        (("--hot-buffer", "1024"), "cannot hold the top 2048"),
         (("--hbm", "100M"), "GPU memory"),
         (("--model", "glm-5.1", "--context", "1M"), "beyond"),
         (("--sweep", "speed=1"), "speed"),

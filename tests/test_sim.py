@@ -7,17 +7,21 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from emu.cli.main import cli
 from emu.errors import UserError
 from emu.sac.designs import DESIGNS
-from emu.sac.plan import RunSpec
+from emu.sac.plan import RunSpec, place
+from emu.sim.columns import COLUMNS, request_columns
 from emu.sim.command import run_design
 from emu.sim.models import MODELS, ModelShape, model_shape, shape_of_config
 from emu.sim.simulate import SimSpec, simulate
 from emu.sim.workload import Workload
+from emu.timing.system import System
+from emu.trace.request import Request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,6 +186,44 @@ def test_a_run_that_stops_early_agrees_with_the_whole_one() -> None:
         assert part.token_ns[i].tolist() == whole.token_ns[i].tolist()
 
 
+@pytest.mark.parametrize(("design", "gpus", "concurrency"), [("cxl", 3, 10), ("hbm", 4, 16)])
+def test_a_steady_state_measures_whole_requests(design: str, gpus: int, concurrency: int) -> None:
+    """GPUs with fewer requests in flight are ahead of the others: those must not be cut off."""
+    work = Workload.steady(concurrency, 16 * K, 60)
+    setting = spec(gpus=gpus, concurrency=concurrency, hbm_bytes=1 << 30)
+    outcome = simulate(
+        replace(setting, stop_after=work.measured[1]), DESIGNS[design], work.requests
+    )
+    for times in outcome.token_ns[slice(*work.measured)]:
+        assert (np.diff(times) > 0).all()
+
+
+def test_no_link_is_more_than_busy() -> None:
+    work = Workload.steady(64, 32 * K, 200)
+    setting = replace(spec(gpus=8, concurrency=64), stop_after=work.measured[1])
+    outcome = simulate(setting, DESIGNS["rdma"], work.requests)
+    end_ns = max(int(times.max()) for times in outcome.token_ns)
+    # copies are queued beyond the end
+    assert max(busy for busy, _ in outcome.links.values()) > end_ns
+    links = run_design(setting, DESIGNS["rdma"], work)["links"]
+    assert max(link["utilisation"] for link in links.values()) == 1
+
+
+def test_a_prefix_is_prefilled_once_in_a_store() -> None:
+    ids = [(1, 2, 3), (9, 2), (1, 2, 4), (1, 2, 3)]
+    requests = [Request(f"r{i}", 0.0, 512 * len(b) + 1, 4, b) for i, b in enumerate(ids)]
+    plans = place(requests, spec().run, "sim")
+
+    def computed(design: str) -> list[int]:
+        system = System.load("sac-server", gpus=4, devices=2)
+        columns = request_columns(spec(), DESIGNS[design], system, plans)
+        return columns[:, COLUMNS.index("publish_rows")].tolist()
+
+    # CXL devices hold requests 0 and 2, 1 and 3; a memory node holds all.
+    assert computed("cxl") == [1536, 1024, 512, 1536]
+    assert computed("rdma") == [1536, 1024, 512, 0]
+
+
 def test_a_trace_with_arrivals(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     run = CliRunner().invoke(cli, ["trace", "generate", "--requests", "12", "--out", str(path)])
@@ -289,9 +331,15 @@ def test_configs_of_other_families_are_refused(tmp_path: Path, change: dict) -> 
         (("--arrivals", "trace"), "no trace"),
         (("--profile", "sac-serve"), "profile"),
         (("--backend", "cxl,tape"), "backend"),
+        (("--steady", "--requests", "7"), "its own requests"),
+        (("--steady", "--trace", "t.jsonl"), "its own requests"),
         (("--hbm-bytes", "1M", "--backend", "cxl"), "GPU memory"),
     ],
 )
-def test_bad_input_is_one_line(arguments: tuple[str, ...], words: str) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    out = tmp_path / "out"
     with pytest.raises(UserError, match=words):
-        CliRunner().invoke(cli, ["sim", *arguments], catch_exceptions=False)
+        CliRunner().invoke(cli, ["sim", *arguments, "--out", str(out)], catch_exceptions=False)
+    assert not out.exists()

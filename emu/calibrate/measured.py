@@ -35,10 +35,10 @@ class Measured:
 
 
 def read_mlc(path: Path, from_node: int, node: int) -> list[Measured]:
-    """Intel MLC: idle latency and read bandwidth of one NUMA node seen from another, and write bandwidth if there.
+    """Intel MLC: idle latency and read bandwidth of one NUMA node seen from another.
 
-    The peak-injection lines ("ALL Reads", "2:1 Reads-Writes", ...) are of the whole system: they are the upper end of
-    the interval, the matrix gives the value.
+    One run tells no spread, so its interval is the value; give the output of several runs for an interval. The
+    peak-injection lines ("ALL Reads", "2:1 Reads-Writes", ...) are of the whole system and tell nothing of one node.
 
     Raises:
         UserError: the file is no MLC output, or lacks that pair of nodes.

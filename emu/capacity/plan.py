@@ -140,35 +140,47 @@ class Demand:
                 f"context {self.context}, hot buffer {self.hot_buffer}, miss {self.miss}",
                 remedy="give a context and a hot buffer of 1 or more, and a miss share of 0 .. 1",
             )
+        if self.hot_buffer < self.selected:
+            raise UserError(
+                f"a hot buffer of {self.hot_buffer} rows cannot hold the top {self.selected}",
+                remedy=f"give --hot-buffer {self.selected} or more",
+            )
+
+    @property
+    def selected(self) -> int:
+        """Rows selected per layer and step."""
+        return self.top_k or self.shape.top_k
 
     @property
     def index_bytes(self) -> float:
-        """Per token, held in GPU memory."""
+        """Index keys of a row, over all layers."""
         shape = self.shape
-        index = shape.planned_index_bytes or index_row_bytes(self.kv_dtype) * len(
-            shape.index_layers
-        )
-        return index / shape.tokens_per_row + shape.resident_bytes_per_token
+        return shape.planned_index_bytes or index_row_bytes(self.kv_dtype) * len(shape.index_layers)
 
     @property
     def kv_bytes(self) -> float:
-        """Per token of rows, over all layers, without index keys."""
+        """A row over all layers, without index keys."""
         return len(self.shape.kv_layers) * self.shape.row_bytes(self.kv_dtype)
 
     @property
-    def token_bytes(self) -> float:
-        """KV and index bytes per token, in external memory."""
-        return self.kv_bytes / self.shape.tokens_per_row + self.index_bytes
+    def external_bytes(self) -> float:
+        """External memory of a request: KV and index keys of its context."""
+        return self.context * (self.kv_bytes + self.index_bytes) / self.shape.tokens_per_row
 
     @property
-    def hot_bytes(self) -> float:
-        """GPU memory of a request's hot buffer; XM-Sparse counts its rows with their index keys."""
-        return self.hot_buffer * (self.kv_bytes + self.index_bytes)
+    def gpu_bytes(self) -> float:
+        """GPU memory of a request: a hot buffer, whose rows XM-Sparse counts with their index keys, and the context's keys.
+
+        What a model never offloads is added.
+        """
+        shape = self.shape
+        per_token = self.index_bytes / shape.tokens_per_row + shape.resident_bytes_per_token
+        return self.hot_buffer * (self.kv_bytes + self.index_bytes) + self.context * per_token
 
     @property
     def miss_bytes(self) -> float:
         """Read per request and step."""
-        return self.miss * (self.top_k or self.shape.top_k) * self.kv_bytes
+        return self.miss * self.selected * self.kv_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +225,8 @@ def plan(machine: Machine, demand: Demand, compute: Compute | None = None, batch
         UserError: not one request fits, or the batch does not.
     """
     compute = compute or Compute()
-    hbm_each = demand.hot_bytes + demand.context * demand.index_bytes
-    external_each = machine.gpus * demand.context * demand.token_bytes
+    hbm_each = demand.gpu_bytes
+    external_each = machine.gpus * demand.external_bytes
     by_hbm = math.floor(machine.hbm_bytes / hbm_each)
     by_capacity = math.floor(machine.capacity_bytes / external_each)
     most = min(by_hbm, by_capacity)

@@ -114,23 +114,35 @@ def sweep(
     return cells
 
 
-def gains(
-    machine: Machine, demand: Demand, compute: Compute, factor: float = 2.0
-) -> dict[str, float]:
-    """Throughput of a GPU with `factor` times of one thing, over that without: what to buy first."""
-    base = plan(machine, demand, compute).tokens_per_s_per_gpu
-    changes = {
-        "bandwidth": replace(
+DOUBLED = ("bandwidth", "capacity", "hbm")
+
+
+def doubled(machine: Machine, name: str) -> Machine:
+    """A machine with twice of one of DOUBLED."""
+    if name == "bandwidth":
+        return replace(
             machine,
-            bandwidth_gb_per_s=machine.bandwidth_gb_per_s * factor,
-            node_gb_per_s=machine.node_gb_per_s * factor,
-        ),
-        "capacity": replace(machine, capacity_bytes=machine.capacity_bytes * factor),
-        "hbm": replace(machine, hbm_bytes=machine.hbm_bytes * factor),
-    }
+            bandwidth_gb_per_s=machine.bandwidth_gb_per_s * 2,
+            node_gb_per_s=machine.node_gb_per_s * 2,
+        )
+    if name == "capacity":
+        return replace(machine, capacity_bytes=machine.capacity_bytes * 2)
+    return replace(machine, hbm_bytes=machine.hbm_bytes * 2)
+
+
+def gains(machine: Machine, demand: Demand, compute: Compute, batch: int = 0) -> dict[str, float]:
+    """Throughput of a GPU with twice of one thing, over that without: what to buy first.
+
+    Args:
+        machine: memory and links.
+        demand: model and requests.
+        compute: step without reads, and efficiency.
+        batch: requests per GPU in both cases; 0 takes the largest that fits each.
+    """
+    base = plan(machine, demand, compute, batch).tokens_per_s_per_gpu
     return {
-        name: plan(changed, demand, compute).tokens_per_s_per_gpu / base
-        for name, changed in changes.items()
+        name: plan(doubled(machine, name), demand, compute, batch).tokens_per_s_per_gpu / base
+        for name in DOUBLED
     }
 
 
@@ -175,17 +187,36 @@ def distribution(
 ) -> dict[str, Any]:
     """What the user's own batches take: steps weighted, a batch beyond what fits is cut to it.
 
-    tokens_per_s_per_gpu is all tokens over all time of the weighted steps.
+    tokens_per_s_per_gpu is all tokens over all time of the weighted steps, doubling_gains what it gains with twice of
+    one thing.
     """
-    most = plan(machine, demand, compute).batch_max
-    plans = [(plan(machine, demand, compute, min(batch, most)), w, batch) for batch, w in batches]
-    time_ms = sum(p.tbt_ms * w for p, w, _ in plans)
+    plans = _plans(machine, demand, compute, batches)
+    rate = _tokens_per_s(plans, batches)
     return {
-        "tokens_per_s_per_gpu": sum(p.batch * w for p, w, _ in plans) / time_ms * 1000,
-        "tbt_ms": time_ms / sum(w for _, w, _ in plans),
-        "cut": sum(1 for p, _, asked in plans if p.batch < asked),
+        "tokens_per_s_per_gpu": rate,
+        "tbt_ms": sum(p.tbt_ms * w for p, (_, w) in zip(plans, batches, strict=True))
+        / sum(w for _, w in batches),
+        "cut": sum(p.batch < asked for p, (asked, _) in zip(plans, batches, strict=True)),
+        "doubling_gains": {
+            name: _tokens_per_s(_plans(doubled(machine, name), demand, compute, batches), batches)
+            / rate
+            for name in DOUBLED
+        },
         "batches": [
             {"batch": asked, "weight": w, "planned": p.batch, "tbt_ms": p.tbt_ms}
-            for p, w, asked in plans
+            for p, (asked, w) in zip(plans, batches, strict=True)
         ],
     }
+
+
+def _plans(
+    machine: Machine, demand: Demand, compute: Compute, batches: Sequence[tuple[int, float]]
+) -> list[Plan]:
+    most = plan(machine, demand, compute).batch_max
+    return [plan(machine, demand, compute, min(batch, most)) for batch, _ in batches]
+
+
+def _tokens_per_s(plans: Sequence[Plan], batches: Sequence[tuple[int, float]]) -> float:
+    """All tokens over all time of weighted steps."""
+    weighted = [(p, w) for p, (_, w) in zip(plans, batches, strict=True)]
+    return sum(p.batch * w for p, w in weighted) / sum(p.tbt_ms * w for p, w in weighted) * 1000

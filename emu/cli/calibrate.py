@@ -19,7 +19,12 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command("calibrate")
-@click.option("--mlc", type=_FILE, multiple=True, help="What Intel MLC printed.")
+@click.option(
+    "--mlc",
+    type=_FILE,
+    multiple=True,
+    help="What Intel MLC printed; of several runs for an interval.",
+)
 @click.option(
     "--from-node",
     type=click.IntRange(0),
@@ -41,9 +46,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--case", default="cxl", show_default=True, help="Case of `emu bench` to take.")
 @click.option(
     "--base",
-    default="cxl-switch",
-    show_default=True,
-    help="Media profile for what was not measured.",
+    help="Media profile for what was not measured [default: rdma-100g for perftest, else cxl-switch].",
 )
 @click.option("--source", default="measured by the user", show_default=True, help="Of the numbers.")
 @click.option("--date", help="When they were measured [default: today].")
@@ -55,7 +58,6 @@ _FILE = click.Path(path_type=Path)
 def command(**options: Any) -> None:
     """Make a media profile, with intervals, from Intel MLC, perftest or emu's own benchmark."""
     from emu.calibrate.profile import media_profile
-    from emu.timing.profile_file import load_media
 
     out: Path = options["out"]
     if out.suffix != ".toml":
@@ -66,19 +68,31 @@ def command(**options: Any) -> None:
     if options["dry_run"]:
         click.echo(text, nl=False)
         return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{out} cannot be written: {error.strerror}", remedy="name another file"
-        ) from error
-    load_media(str(out))
+    _write(out, text)
     if options["as_json"]:
         print_json({"profile": str(out), "measured": [asdict(m) for m in measured]})
         return
     rows = [(m.field, f"{m.value:.6g}", f"{m.low:.6g} .. {m.high:.6g}", m.how) for m in measured]
     print_table(("figure", "value", "interval", "measured by"), rows)
-    click.echo(f'written: {out}; use it as media = "{out}" in a system profile')
+    click.echo(f"written: {out}; a system profile that uses it, for `emu sim --profile FILE`:")
+    click.echo(f'  base = "{DEFAULT_SYSTEM}"\n  [link.{link}]\n  media = "{out.resolve()}"')
+
+
+def _write(out: Path, text: str) -> None:
+    """Put the profile in place once emu has loaded it: what it refuses replaces nothing."""
+    from emu.timing.profile_file import load_media
+
+    new = out.with_name(f".{out.stem}.new.toml")
+    try:
+        new.write_text(text, encoding="utf-8")
+        load_media(str(new))
+        new.replace(out)
+    except OSError as error:
+        raise UserError(
+            f"{out} cannot be written: {error.strerror}", remedy="name another file"
+        ) from error
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _measured(options: dict[str, Any]) -> list[Measured]:

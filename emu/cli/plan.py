@@ -118,7 +118,7 @@ def command(**options: Any) -> None:
         options["kv_dtype"],
     )
     made = plan(machine, demand, compute, options["batch"] or 0)
-    found = gains(machine, demand, compute)
+    found = gains(machine, demand, compute, options["batch"] or 0)
     result: dict[str, Any] = {
         **asdict(made),
         "context": demand.context,
@@ -139,11 +139,7 @@ def command(**options: Any) -> None:
         return
     _show(made, found)
     if "distribution" in result:
-        mine = result["distribution"]
-        click.echo(
-            f"your batches: {mine['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, mean step {mine['tbt_ms']:.2f} ms"
-            + (f"; {mine['cut']} cut to the {made.batch_max} that fit" if mine["cut"] else "")
-        )
+        _show_distribution(result["distribution"], made.batch_max)
     if cells:
         _show_map(cells)
 
@@ -171,11 +167,21 @@ def _show(made: Plan, found: dict[str, float]) -> None:
         ("tokens/s per GPU", f"{made.tokens_per_s_per_gpu:,.0f}"),
     )
     print_table(("model time, closed form", ""), rows)
+    click.echo(_advice(found))
+
+
+def _show_distribution(mine: dict[str, Any], most: int) -> None:
+    click.echo(
+        f"your batches: {mine['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, mean step {mine['tbt_ms']:.2f} ms"
+        + (f"; {mine['cut']} cut to the {most} that fit" if mine["cut"] else "")
+    )
+    click.echo(f"your batches: {_advice(mine['doubling_gains'])}")
+
+
+def _advice(found: dict[str, float]) -> str:
     best = max(found, key=lambda name: found[name])
     text = ", ".join(f"{name} {gain:.2f}x" for name, gain in found.items())
-    click.echo(
-        f"doubling one thing gives: {text}; buy first: {best if found[best] > 1.02 else 'a faster GPU'}"
-    )
+    return f"doubling one thing gives: {text}; buy first: {best if found[best] > 1.02 else 'a faster GPU'}"
 
 
 def _show_map(cells: list[Cell]) -> None:

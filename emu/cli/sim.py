@@ -156,15 +156,14 @@ from emu.units import format_size
 @json_option
 def command(**options: Any) -> None:
     """Simulate prefill, pool reads and write-back at scale: the engine, profiles and rules of `emu run`."""
-    from emu.sim.command import run_designs, setting
+    from emu.sim.command import run_designs
 
     if options["dry_run"]:
         _dry_run(options)
         return
-    setting(options)
-    out = options["out"] and make_directory(options["out"])
     runs = run_designs(options, progress)
-    if out is not None:
+    if options["out"] is not None:
+        out = make_directory(options["out"])
         (out / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
     if options["as_json"]:
         print_json({"runs": runs})

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "link_model.h"
+#include "want.h"
 
 using namespace nb::literals;
 
@@ -35,13 +36,9 @@ using OutColumn = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 
 constexpr int64_t kNever = -1;
 
-void want(bool good, const char* what) {
-  if (!good) throw std::invalid_argument(what);
-}
-
 size_t at(int64_t index) { return static_cast<size_t>(index); }
 
-// Columns of the requests, in this order (emu/sim/native.py writes them).
+// Columns of the requests, in this order (emu/sim/columns.py writes them).
 enum Field : size_t {
   kArrivalNs, kGpu, kDevice, kPromptTokens, kOutputTokens, kHbmBytes, kHostBytes, kPrefillNs, kPublishRows,
   kPublishBlocks, kPromptRows, kPromptBlocks, kFitsHotBuffer, kFlushBytes, kFlushRequests, kIndexPath, kMissPath,
@@ -56,7 +53,7 @@ struct Options {
   double base_ns, per_request_ns, per_context_ns;
   int64_t kv_row_bytes, index_row_bytes, tokens_per_row;
   bool closed, prefill, prefetches, resident, by_device, work_requests, index_prefetch;
-  int64_t stop_after;     // requests that end before the run does; 0: all
+  int64_t stop_after;     // the run ends when the first so many requests have; 0: when all have
   int64_t lockstep_gpus;  // decode of so many GPUs waits while one of their prefetches runs; 0: it goes on
 };
 
@@ -367,7 +364,7 @@ class Serving {
         left.push_back(r);
         continue;
       }
-      ++ended_;
+      if (r < options_.stop_after) ++ended_;
       ++gpu.places;
       gpu.bytes_now -= field(r, kHbmBytes);
       host_now_ -= field(r, kHostBytes);

@@ -101,11 +101,12 @@ def _workload(options: dict[str, Any], shape: ModelShape) -> Workload:
             f"{output} output tokens leave no prompt in a context of {context}",
             remedy=f"use --context {output + 2} or more, or fewer --output-tokens",
         )
-    if options["trace_path"] is not None:
-        if options["steady"]:
+    for name, option in (("trace_path", "--trace"), ("requests", "--requests")):
+        if options["steady"] and options[name] is not None:
             raise UserError(
-                "--steady makes its own requests", remedy="leave --trace or --steady out"
+                "--steady makes its own requests", remedy=f"leave {option} or --steady out"
             )
+    if options["trace_path"] is not None:
         read = read_trace(
             options["trace_path"], limit=options["requests"], skip_bad=options["skip_bad"]
         )

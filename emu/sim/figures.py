@@ -46,8 +46,9 @@ def figures(
     )
     missed = int(column["rows_missed"].sum())
     selected = tokens * len(spec.shape.kv_layers) * spec.run.top_k
+    # What is still queued when the last token comes is beyond the run: no link is more than busy all the time.
     links = {
-        name: {"utilisation": _rounded(busy / max(end_ns, 1)), "bytes": nbytes}
+        name: {"utilisation": _rounded(min(1.0, busy / max(end_ns, 1))), "bytes": nbytes}
         for name, (busy, nbytes) in outcome.links.items()
         if nbytes
     }

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emu import _native
-from emu.errors import UserError
 from emu.locality.curves import CurveSpec, MissCurves, miss_curves
 from emu.locality.model import FITTED, LocalityModel
-from emu.sac.plan import RequestPlan, RunSpec, gpu_bytes, place
+from emu.sac.plan import RequestPlan, RunSpec, place
+from emu.sim.columns import request_columns
 from emu.timing.system import System
-from emu.trace.request import BLOCK_TOKENS
-from emu.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from emu.sac.designs import Design
     from emu.sim.models import ModelShape
     from emu.trace.request import Request
-
-_NO_PATH = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,8 @@ class SimSpec:
         prefetch_stalls: the GPUs of a server step together, and not while one of its requests is prefetched.
         locality: of the selections.
         policy: of the hot buffer.
-        stop_after: the run stops when so many requests have ended (the others' last times are 0); 0 runs all.
+        stop_after: the run stops when the first so many requests have ended (the others' last times may be 0); 0 runs
+            all.
         one_pool: the pool is one store even where the design's is one per device (a memory node).
     """
 
@@ -56,6 +53,10 @@ class SimSpec:
     policy: str = "lru"
     one_pool: bool | None = None
     stop_after: int = 0
+
+    def has_one_pool(self, design: Design) -> bool:
+        """Whether the design's pool is one store, or one for each device."""
+        return design.scheme != "cxl" if self.one_pool is None else self.one_pool
 
 
 @dataclass(slots=True)
@@ -123,35 +124,11 @@ def simulate(
     system = System.load(
         spec.run.profile, gpus=spec.run.gpus, devices=spec.run.devices, servers=spec.servers
     )
-    rows = _Columns(spec, design, system).of(plans)
-    _check(spec, design, plans, rows)
-    return _run(spec, design, system, plans, rows, curves or curves_for(spec, plans))
+    rows = request_columns(spec, design, system, plans)
+    serving = _engine(spec, design, system)
+    return _run(serving, system.link_names, plans, rows, curves or curves_for(spec, plans))
 
 
-# The order of these names is that of `Field` in emu/native/serving.cc.
-_FIELDS = (
-    "arrival_ns",
-    "gpu",
-    "device",
-    "prompt_tokens",
-    "output_tokens",
-    "hbm_bytes",
-    "host_bytes",
-    "prefill_ns",
-    "publish_rows",
-    "publish_blocks",
-    "prompt_rows",
-    "prompt_blocks",
-    "fits_hot_buffer",
-    "flush_bytes",
-    "flush_requests",
-    "index_path",
-    "miss_path",
-    "write_path",
-    "prefetch_path",
-    "publish_path",
-    "flush_path",
-)
 RECORDS = (
     "arrived",
     "attached",
@@ -161,98 +138,6 @@ RECORDS = (
     "rows_missed",
     "rows_first",
 )
-
-
-class _Columns:
-    """What each request moves, by the same rules as emu.sac.attach."""
-
-    def __init__(self, spec: SimSpec, design: Design, system: System) -> None:
-        self._spec, self._design, self._system = spec, design, system
-        self._layout = spec.shape.layout(spec.run.kv_dtype)
-
-    def of(self, plans: Sequence[RequestPlan]) -> NDArray[np.int64]:
-        """int64 [requests, fields]."""
-        shared = _shared_tokens(plans, self._layout.block_tokens)
-        return np.array(
-            [
-                [self._row(p, s)[name] for name in _FIELDS]
-                for p, s in zip(plans, shared, strict=True)
-            ],
-            np.int64,
-        )
-
-    def _row(self, plan: RequestPlan, shared: int) -> dict[str, int]:
-        shape, layout, design = self._spec.shape, self._layout, self._design
-        rows, total = shape.rows(plan.prompt_rows), shape.rows(plan.total_rows)
-        new = total - rows
-        computed = plan.prompt_rows - shared
-        fits = not design.resident and 0 < rows <= self._spec.run.hot_buffer
-        in_host = bool(design.prefetch_path) or design.miss_path == "pool_read.dram"
-        return {
-            "arrival_ns": round(plan.request.arrival_ms * 1e6),
-            "gpu": plan.gpu,
-            "device": plan.device,
-            "prompt_tokens": plan.prompt_rows,
-            "output_tokens": plan.request.output_tokens,
-            "hbm_bytes": gpu_bytes(total, design, self._spec.run.hot_buffer, layout)
-            + round(plan.total_rows * shape.resident_bytes_per_token),
-            "host_bytes": total * layout.token_bytes if in_host else 0,
-            "prefill_ns": self._system.compute.prefill_ns(computed, shape.num_layers),
-            "publish_rows": shape.rows(computed),
-            "publish_blocks": layout.blocks_for(shape.rows(computed)),
-            "prompt_rows": rows,
-            "prompt_blocks": layout.blocks_for(rows),
-            "fits_hot_buffer": int(fits),
-            "flush_bytes": new * layout.token_bytes,
-            "flush_requests": layout.blocks_for(new) * len(layout.regions),
-            **{
-                f"{kind}_path": self._path(name, plan)
-                for kind, name in (
-                    ("index", design.index_path),
-                    ("miss", design.miss_path),
-                    ("write", design.write_path),
-                    ("prefetch", design.prefetch_path),
-                    ("publish", design.flush_path or design.write_path),
-                    ("flush", design.flush_path),
-                )
-            },
-        }
-
-    def _path(self, name: str, plan: RequestPlan) -> int:
-        return self._system.path(name, plan.gpu, plan.device).number if name else _NO_PATH
-
-
-def _shared_tokens(plans: Sequence[RequestPlan], block_tokens: int) -> list[int]:
-    """Leading prompt tokens that an earlier request brought to the same device: they are not computed again."""
-    seen: dict[int, set[tuple[int, ...]]] = {}
-    shared = []
-    for plan in plans:
-        ids, known = plan.request.hash_ids, seen.setdefault(plan.device, set())
-        count = 0
-        while count < len(ids) and ids[: count + 1] in known:
-            count += 1
-        known.update(ids[: n + 1] for n in range(count, len(ids)))
-        shared.append(min(count * BLOCK_TOKENS, plan.prompt_rows // block_tokens * block_tokens))
-    return shared
-
-
-def _check(
-    spec: SimSpec, design: Design, plans: Sequence[RequestPlan], rows: NDArray[np.int64]
-) -> None:
-    hbm, host = rows[:, _FIELDS.index("hbm_bytes")], rows[:, _FIELDS.index("host_bytes")]
-    worst = int(hbm.argmax())
-    if hbm[worst] > spec.run.hbm_bytes:
-        raise UserError(
-            f"request {plans[worst].number} needs {format_size(int(hbm[worst]))} of GPU memory with {design.name}, "
-            f"there are {format_size(spec.run.hbm_bytes)}",
-            remedy="use a larger --hbm-bytes, a shorter --context, or leave that backend out",
-        )
-    if spec.host_bytes and host.max() > spec.host_bytes:
-        raise UserError(
-            f"a request needs {format_size(int(host.max()))} of host memory with {design.name}, "
-            f"there are {format_size(spec.host_bytes)}",
-            remedy="use a larger --host-bytes, or leave that backend out",
-        )
 
 
 def _options(spec: SimSpec, design: Design, system: System) -> _native.ServingOptions:
@@ -271,8 +156,7 @@ def _options(spec: SimSpec, design: Design, system: System) -> _native.ServingOp
     options.prefetches = bool(design.prefetch_path)
     options.resident = design.resident
     run = spec.run
-    one_pool = design.scheme != "cxl" if spec.one_pool is None else spec.one_pool
-    options.by_device = not one_pool
+    options.by_device = not spec.has_one_pool(design)
     options.work_requests = design.work_requests
     options.index_prefetch = spec.index_prefetch
     options.stop_after = spec.stop_after
@@ -304,14 +188,12 @@ def _engine(spec: SimSpec, design: Design, system: System) -> _native.Serving:
 
 
 def _run(
-    spec: SimSpec,
-    design: Design,
-    system: System,
+    serving: _native.Serving,
+    link_names: Sequence[str],
     plans: list[RequestPlan],
     rows: NDArray[np.int64],
     curves: MissCurves,
 ) -> Outcome:
-    serving = _engine(spec, design, system)
     outputs = [plan.request.output_tokens for plan in plans]
     records = np.zeros((len(plans), len(RECORDS)), np.int64)
     token_ns, stall_ns = (np.zeros(sum(outputs), np.int64) for _ in range(2))
@@ -327,14 +209,17 @@ def _run(
         stall_ns,
     )
     ends = np.cumsum(outputs)[:-1]
-    names = system.link_names
     return Outcome(
         plans=plans,
         records=records,
         token_ns=np.split(token_ns, ends),
         stall_ns=np.split(stall_ns, ends),
         links=dict(
-            zip(names, zip(serving.link_busy_ns(), serving.link_bytes(), strict=True), strict=True)
+            zip(
+                link_names,
+                zip(serving.link_busy_ns(), serving.link_bytes(), strict=True),
+                strict=True,
+            )
         ),
         gpu_peak_bytes=serving.peak_bytes(),
         host_peak_bytes=serving.host_peak,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from emu.study.result import SELECTED, Curve, Panel, Row, Study
-from emu.study.sac import Parameter, varied_profile
+from emu.study.sac import varied_profile
+from emu.study.sac_parameters import Parameter
 from emu.study.sparse_read import read_us
 from emu.timing.system import System
 

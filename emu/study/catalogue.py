@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from emu.capacity.plan import PARAMETERS as XM_PARAMETERS
 from emu.study import beluga, candidates, sac_reads, sac_rounds, sac_scaling, xm_sparse
 from emu.study.result import ORIGINS
-from emu.study.sac import PARAMETERS, STRUCTURE, SacModel
+from emu.study.sac import SacModel
+from emu.study.sac_parameters import PARAMETERS, STRUCTURE
 from emu.study.sensitivity import Sensitivity, sensitivity
 from emu.suggest import unknown
 

@@ -49,7 +49,7 @@ _PAPERS = {
     "beluga": (
         "Beluga (arXiv 2511.20172)",
         "The same switch family, with 32 CXL devices. Beluga measures single copies and reads, and then sparse reads of "
-        "KV by a GPU. The first give the model's numbers, the second are predicted.",
+        "KV by a GPU. The first give the model's numbers; which of them count was decided with the second in view.",
     ),
     "xm-sparse": (
         "XM-Sparse (LMSYS and Netpreme, 5 November 2026)",

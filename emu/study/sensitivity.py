@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from emu.study.sac import CHEAP_LAYERS, PARAMETERS, Point, SacModel, ratios
+from emu.study.sac import CHEAP_LAYERS, Point, SacModel, ratios
+from emu.study.sac_parameters import PARAMETERS
 from emu.study.sparse_read import relative_to_dram
 
 if TYPE_CHECKING:

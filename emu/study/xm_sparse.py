@@ -18,7 +18,7 @@ from emu.sim.models import model_shape
 from emu.study.result import FITTED, PREDICTED, UNPUBLISHED, Curve, Panel, Row, Study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 K = 1024
 CONTEXTS = (16 * K, 32 * K, 64 * K, 128 * K, 256 * K)
@@ -78,12 +78,10 @@ def xm_gain(slow: str, fast: str, context: int, batch: int = 0) -> Callable[[Com
     )
 
 
-def xm_fig2() -> Study:
-    """Batch and throughput against context."""
-    plans = {(t, c): xm_plan(t, c) for t in TIERS for c in CONTEXTS}
+def _fig2_rows(plans: Mapping[tuple[str, int], Plan]) -> tuple[Row, ...]:
     at16, at128 = 16 * K, 128 * K
     known = {at16: (1.80, 0.05, FITTED), at128: (1.39, 0.05, FITTED)}
-    rows = (
+    return (
         Row("batch per GPU at 16K", plans["CXL", at16].batch_max, "", 241, 1.001 / 241, FITTED),
         Row(
             "batch per GPU at 128K, 1 TB",
@@ -129,6 +127,11 @@ def xm_fig2() -> Study:
             "x",
         ),
     )
+
+
+def xm_fig2() -> Study:
+    """Batch and throughput against context."""
+    plans = {(t, c): xm_plan(t, c) for t in TIERS for c in CONTEXTS}
     x = tuple(float(c // K) for c in CONTEXTS)
     curves = []
     for tier in TIERS:
@@ -143,7 +146,7 @@ def xm_fig2() -> Study:
         "long contexts run out of external memory; then bandwidth does not help. Batches follow from sizes alone. "
         "The index keys' bytes per token were chosen to meet the two batches that GPU memory bounds, 241 and 109. The 36 of the article needs 128,000 tokens, 128K as 131,072 gives 35.",
         "xm-sparse",
-        rows,
+        _fig2_rows(plans),
         tuple(curves),
         (
             Panel("batch per GPU", "context, K tokens", "requests", logx=True),

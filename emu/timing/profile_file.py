@@ -1,7 +1,8 @@
 """Reading profiles: TOML files in which every number has a source.
 
 A number is written `{ value = 750, source = "...", date = "2025-11", note = "..." }`; one without a source is
-refused. `base = "name"` starts from another system profile and replaces what is given.
+refused. `base = "name"` starts from another system profile and replaces what is given; a link that names another
+`media` takes all of its numbers, and none of the base's. Files that a profile names lie where it lies.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ def load_system(name: str = DEFAULT_SYSTEM) -> SystemProfile:
     file = _file(name, "system", system_names())
     raw = read_toml(file, "profile")
     where = str(file)
+    if _is_medium(raw):
+        raise UserError(
+            f"{where} is a medium, not a system",
+            remedy=f'write a system profile: base = "{DEFAULT_SYSTEM}", [link.cxl_device] or another link, media = "{name}"',
+        )
     lacking = [key for key in _SYSTEM_KEYS if key not in raw]
     if lacking and "base" not in raw:
         raise UserError(
@@ -98,9 +104,14 @@ def load_system(name: str = DEFAULT_SYSTEM) -> SystemProfile:
     )
 
 
-def _file(name: str, kind: str, names: list[str]) -> Path:
+def _is_medium(table: dict[str, Any]) -> bool:
+    return "latency_ns" in table and "link" not in table and "base" not in table
+
+
+def _file(name: str, kind: str, names: list[str], folder: Path | None = None) -> Path:
+    """The file of a profile; folder is where a file that a profile names lies."""
     if name.endswith(".toml"):
-        return Path(name)
+        return Path(name) if folder is None else folder / name
     if name not in names:
         raise unknown(f"{kind} profile", name, names)
     return PROFILES / kind / f"{name}.toml"
@@ -109,11 +120,27 @@ def _file(name: str, kind: str, names: list[str]) -> Path:
 def _with_base(table: dict[str, Any], file: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     base = table.pop("base", None)
     if base is None:
+        _name_media(table, file)
         return table
     if not isinstance(base, str) or file in seen:
         raise UserError(f"{file}: base {base!r} is no other profile", remedy="name a profile")
-    base_file = _file(base, "system", system_names())
-    return _merged(_with_base(read_toml(base_file, "profile"), base_file, (*seen, file)), table)
+    base_file = _file(base, "system", system_names(), file.parent)
+    whole = _with_base(read_toml(base_file, "profile"), base_file, (*seen, file))
+    _name_media(table, file)
+    links, changed = whole.get("link"), table.get("link")
+    if isinstance(links, dict) and isinstance(changed, dict):
+        for name in links.keys() & changed.keys():
+            if isinstance(changed[name], dict) and "media" in changed[name]:
+                links[name] = {"per": links[name].get("per")}
+    return _merged(whole, table)
+
+
+def _name_media(table: dict[str, Any], file: Path) -> None:
+    """Media files by where they lie: what is merged does not know which profile named them."""
+    for link in table["link"].values() if isinstance(table.get("link"), dict) else ():
+        media = link.get("media") if isinstance(link, dict) else None
+        if isinstance(media, str) and media.endswith(".toml"):
+            link["media"] = str(file.parent / media)
 
 
 def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -250,6 +277,8 @@ def profile_figures(name: str) -> dict[str, Figure]:
         return dict(_figures_in(load_media(name).model, ""))
     if not name.endswith(".toml") and name not in system_names():
         raise unknown("profile", name, [*system_names(), *media_names()])
+    if name.endswith(".toml") and _is_medium(read_toml(Path(name), "profile")):
+        return dict(_figures_in(load_media(name).model, ""))
     system = load_system(name)
     parts: list[tuple[str, object]] = [("", system), ("compute.", system.compute)]
     parts += [(f"link.{link.name}.", link.model) for link in system.links.values()]
