@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from contract_base import (
     BLOCK,
-    DEVICE_BYTES,
     LAYOUT,
     NUM_BLOCKS,
     ContractBase,
     empty_like,
-    need,
     publish_value,
     same,
     slots_of,
@@ -22,7 +20,7 @@ from contract_base import (
     write,
 )
 
-from emu import Capability, Descriptor
+from emu import Descriptor
 from emu.errors import (
     HostError,
     KeyExists,
@@ -238,10 +236,6 @@ class KeysContract(ContractBase):
         ):
             with pytest.raises(StoreClosed):
                 call()
-
-    def test_a_device_is_as_large_as_it_was_made(self, store, raw):
-        need(store, Capability.LOAD_STORE)
-        assert len(raw(store)) == DEVICE_BYTES
 
     def test_arguments_of_a_wrong_type_are_type_errors_of_ours(self, store):
         store.put(["a"], [value("a", 70)])

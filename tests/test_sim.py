@@ -171,9 +171,9 @@ def test_decode_that_waits_for_prefetch_has_longer_gaps() -> None:
         run_design(spec(prefetch_stalls=stalls), DESIGNS["rdma"], work) for stalls in (False, True)
     )
     assert waits["tbt_ms"]["mean"] > 1.05 * goes_on["tbt_ms"]["mean"]
-    assert run_design(spec(prefetch_stalls=True), DESIGNS["cxl"], work) == run_design(
-        spec(), DESIGNS["cxl"], work
-    )
+    same = run_design(spec(prefetch_stalls=True), DESIGNS["cxl"], work)
+    same["spec"]["prefetch_stalls"] = False
+    assert same == run_design(spec(), DESIGNS["cxl"], work)
 
 
 def test_a_run_that_stops_early_agrees_with_the_whole_one() -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 BASE = RunSpec(gpus=2, devices=2, concurrency=3)
 CONFIGURATIONS = {
     "closed loop": (BASE, requests((400, 5), (350, 6), (600, 4), (130, 5), (90, 3))),
+    "closed loop, little GPU memory": (
+        replace(BASE, concurrency=6, hbm_bytes=1 << 21),
+        requests((400, 5), (350, 6), (300, 4), (130, 5), (90, 3), (250, 4)),
+    ),
     "one GPU, FP8, prefill": (
         replace(BASE, gpus=1, devices=1, concurrency=2, kv_dtype="fp8", round=1),
         requests((700, 4), (600, 5), (300, 6), shared=1),
@@ -99,6 +103,8 @@ def test_every_token_has_the_same_time(
     assert column["attach_transfer_ns"] == [r.attach_transfer_ns for r in records]
     assert column["queue_ns"] == [r.queue_ns for r in records]
     assert [s.tolist() for s in outcome.stall_ns] == [r.stall_ns for r in records]
+    if "little GPU memory" in name and design == "hbm":
+        assert outcome.hbm_refusals > 0
     if design != "hbm":
         assert column["rows_missed"] != [0] * len(records)
         assert sum(column["rows_missed"]) == decoded.misses

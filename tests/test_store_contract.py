@@ -33,6 +33,9 @@ class TestPrivateDram(StoreContract):
     def raw(self):
         return lambda store: store._medium._memory[:DATA_BYTES].tobytes()
 
+    def test_a_device_is_as_large_as_it_was_made(self, store):
+        assert store._medium.size_bytes == DEVICE_BYTES
+
 
 class TestSharedDram(StoreContract):
     @pytest.fixture
@@ -56,6 +59,9 @@ class TestCxl(StoreContract):
     @pytest.fixture
     def raw(self, folder):
         return lambda store: (folder / "cxl0").read_bytes()[:DATA_BYTES]
+
+    def test_a_device_is_as_large_as_it_was_made(self, store, folder):
+        assert (folder / "cxl0").stat().st_size == store._medium.size_bytes == DEVICE_BYTES
 
 
 class TestCxlWithoutCoherence(TestCxl):

@@ -241,7 +241,7 @@ def plan(machine: Machine, demand: Demand, compute: Compute | None = None, batch
     if batch < 0 or batch > most:
         raise UserError(
             f"a batch of {batch} does not fit: {bound_by} allows {most}",
-            remedy=f"give --batch {most} or less, or 0 for the largest",
+            remedy=f"give --batch {most} or less, or leave it out for the largest",
         )
     batch = batch or most
     compute_ms = compute.step_ms(batch, demand.context)

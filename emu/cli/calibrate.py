@@ -58,10 +58,18 @@ _FILE = click.Path(path_type=Path)
 def command(**options: Any) -> None:
     """Make a media profile, with intervals, from Intel MLC, perftest or emu's own benchmark."""
     from emu.calibrate.profile import media_profile
+    from emu.timing.profile_file import DEFAULT_SYSTEM
 
     out: Path = options["out"]
     if out.suffix != ".toml":
         raise UserError(f"--out {out}: a profile is a .toml file", remedy=f"give {out}.toml")
+    verbs = bool(options["ib_read_lat"] or options["ib_read_bw"])
+    if verbs and (options["mlc"] or options["sparse"]):
+        raise UserError(
+            "perftest measures a NIC, MLC and emu bench measure memory: one profile is of one medium",
+            remedy="make a profile of each",
+        )
+    options["base"] = options["base"] or ("rdma-100g" if verbs else "cxl-switch")
     measured = _measured(options)
     date = options["date"] or calendar_date.today().isoformat()
     text = media_profile(out.stem, options["base"], measured, options["source"], date)
@@ -75,7 +83,11 @@ def command(**options: Any) -> None:
     rows = [(m.field, f"{m.value:.6g}", f"{m.low:.6g} .. {m.high:.6g}", m.how) for m in measured]
     print_table(("figure", "value", "interval", "measured by"), rows)
     click.echo(f"written: {out}; a system profile that uses it, for `emu sim --profile FILE`:")
+    link = "nic" if verbs else "cxl_device"
     click.echo(f'  base = "{DEFAULT_SYSTEM}"\n  [link.{link}]\n  media = "{out.resolve()}"')
+    click.echo(
+        "a path adds up the latencies of its links: take off what the other links of it count"
+    )
 
 
 def _write(out: Path, text: str) -> None:

@@ -83,7 +83,20 @@ if TYPE_CHECKING:
     help='File of "batch [weight]" lines: your own batches.',
 )
 @click.option(
-    "--sweep", "sweep_text", help="A map, for instance bandwidth=64,225,900,capacity=1T,24T."
+    "--sweep",
+    "sweep_text",
+    multiple=True,
+    help="A map, for instance bandwidth=64,225,900,capacity=1T,24T.",
+)
+@click.option(
+    "--base-ms",
+    type=click.FloatRange(0, min_open=True),
+    help="A step's compute, whatever the batch [default: GLM-5.3 on B300, fitted].",
+)
+@click.option(
+    "--request-ms",
+    type=click.FloatRange(0, min_open=True),
+    help="Compute that each request adds to a step [default: GLM-5.3 on B300, fitted].",
 )
 @json_option
 def command(**options: Any) -> None:
@@ -101,7 +114,9 @@ def command(**options: Any) -> None:
 
     shape = model_shape(options["model"])
     _check_context(options["context"], shape.max_context, shape.name)
-    compute = Compute(efficiency=options["efficiency"]) if options["efficiency"] else Compute()
+    compute = Compute(
+        **{name: options[name] for name in ("efficiency", "base_ms", "request_ms") if options[name]}
+    )
     machine = Machine(
         options["gpus"],
         options["hbm"],
@@ -121,8 +136,14 @@ def command(**options: Any) -> None:
     found = gains(machine, demand, compute, options["batch"] or 0)
     result: dict[str, Any] = {
         **asdict(made),
-        "context": demand.context,
         "model": shape.name,
+        "demand": {
+            name: getattr(demand, name)
+            for name in ("context", "miss", "hot_buffer", "selected", "kv_dtype")
+        },
+        "machine": asdict(machine),
+        "compute": asdict(compute),
+        "context": demand.context,
         "efficiency": compute.efficiency,
         "doubling_gains": found,
     }
@@ -132,11 +153,12 @@ def command(**options: Any) -> None:
         )
     cells = []
     if options["sweep_text"]:
-        cells = sweep(machine, demand, parse_sweep(options["sweep_text"]), compute)
+        cells = sweep(machine, demand, parse_sweep(",".join(options["sweep_text"])), compute)
         result["sweep"] = [cell.to_json() for cell in cells]
     if options["as_json"]:
         print_json(result)
         return
+    _show_inputs(result)
     _show(made, found)
     if "distribution" in result:
         _show_distribution(result["distribution"], made.batch_max)
@@ -150,6 +172,25 @@ def _check_context(context: int, longest: int, name: str) -> None:
             f"a context of {context} is beyond the {longest} of model {name}",
             remedy=f"use --context {longest} or less",
         )
+
+
+def _show_inputs(result: dict[str, Any]) -> None:
+    demand, machine = result["demand"], result["machine"]
+    click.echo(
+        f"model {result['model']} ({demand['kv_dtype']}): context {demand['context']:,}, top-k {demand['selected']}, "
+        f"hot buffer {demand['hot_buffer']}, {demand['miss']:.1%} of the\nselected rows missed (--miss; "
+        "`emu trace locality` gives it for a hot buffer)"
+    )
+    shared = machine["node_gb_per_s"]
+    click.echo(
+        f"{machine['gpus']} GPUs, {machine['hbm_bytes'] / 2**30:g} GiB each; external memory "
+        f"{machine['capacity_bytes'] / 1e12:g} TB at {machine['bandwidth_gb_per_s']:g} GB/s per GPU"
+        + (f", {shared:g} shared" if shared else "")
+    )
+    click.echo(
+        "note: a step's compute is GLM-5.3's on B300 GPUs for every model, fitted to XM-Sparse;\n"
+        "      --base-ms and --request-ms give another's"
+    )
 
 
 def _show(made: Plan, found: dict[str, float]) -> None:

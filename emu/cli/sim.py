@@ -156,11 +156,12 @@ from emu.units import format_size
 @json_option
 def command(**options: Any) -> None:
     """Simulate prefill, pool reads and write-back at scale: the engine, profiles and rules of `emu run`."""
-    from emu.sim.command import run_designs
+    from emu.sim.command import notes, run_designs, setting
 
     if options["dry_run"]:
         _dry_run(options)
         return
+    spec, _ = setting(options)
     runs = run_designs(options, progress)
     if options["out"] is not None:
         out = make_directory(options["out"])
@@ -169,6 +170,8 @@ def command(**options: Any) -> None:
         print_json({"runs": runs})
     else:
         _table(runs)
+        for note in notes(spec, [run["backend"] for run in runs]):
+            click.echo(f"note: {note}")
 
 
 def _dry_run(options: dict[str, Any]) -> None:
@@ -189,7 +192,13 @@ def _dry_run(options: dict[str, Any]) -> None:
 
 
 def _table(runs: list[dict[str, Any]]) -> None:
-    click.echo(f"model time of {runs[0]['clock']['profile']}; means")
+    spec = runs[0]["spec"]
+    click.echo(
+        f"model time of {spec['profile']} (mode virtual): {spec['model']} ({spec['kv_dtype']}), round {spec['round']}, "
+        f"{spec['arrivals']} arrivals,\n{spec['concurrency']} in flight on {spec['gpus']} GPUs, {spec['devices']} CXL "
+        f"devices; top-k {spec['top_k']}, hot buffer {spec['hot_buffer']} ({spec['policy']});\n"
+        f"prompts of {spec['prompt_tokens_mean']:,.0f} tokens, {spec['output_tokens_mean']:,.0f} output tokens; means"
+    )
     rows = [
         (
             run["backend"],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from emu.cli.common import json_option, print_json, print_table
 from emu.cli.options import SIZE
@@ -144,6 +145,7 @@ def locality(**options: Any) -> None:
     from emu.sim.models import model_shape
 
     if options["recorded"] is not None:
+        _refuse_beside_a_recording()
         recording = Recording.read(options["recorded"])
         slots = options["hot_buffer"] or 2 * recording.tokens.shape[2]
         figures = recorded(recording, Buffer(slots, options["policy"], options["seed"]))
@@ -172,10 +174,23 @@ def locality(**options: Any) -> None:
         _print_locality(figures)
 
 
+def _refuse_beside_a_recording() -> None:
+    context = click.get_current_context()
+    for name in ("model", "context", "top_k", "output_tokens", "layers", "spread"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UserError(
+                f"--{name.replace('_', '-')} beside --recorded: the recording says it",
+                remedy="leave it out",
+            )
+
+
 def _print_locality(figures: dict[str, Any]) -> None:
     click.echo(
+        f"{figures['streams']};\nthe first {figures['warm_steps']} steps fill the buffer and are not counted"
+    )
+    click.echo(
         f"top {figures['top_k']} of {figures['context']:,} rows, {figures['hot_buffer']} slots, {figures['policy']}, "
-        f"{figures['steps']} steps: {figures['miss_rate']:.1%} of the selected rows missed, "
+        f"{figures['steps']} steps:\n{figures['miss_rate']:.1%} of the selected rows missed, "
         f"{figures['kv_touched_fraction']:.1%} of the KV touched"
     )
     rows = [

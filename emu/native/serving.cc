@@ -64,6 +64,7 @@ struct Sequence {
 
 struct Gpu {
   std::deque<int64_t> waiting;
+  size_t arrived = 0;  // of those that wait, in a closed loop
   std::vector<int64_t> active, batch;  // requests in order of attachment; those of the step in progress
   int64_t last_attach = -1;      // the last request that began to attach: a GPU copies for one at a time
   int64_t places = 0, attaching = 0, bytes_now = 0, bytes_peak = 0;
@@ -235,6 +236,9 @@ class Serving {
 
   void admit(int64_t g, int64_t now) {
     Gpu& gpu = gpus_[at(g)];
+    // In a closed loop a request arrives when there is a place for it, be there memory or not.
+    for (const size_t places = std::min(at(gpu.places), gpu.waiting.size()); options_.closed && gpu.arrived < places; ++gpu.arrived)
+      record(gpu.waiting[gpu.arrived], kArrived) = now;
     while (!gpu.waiting.empty() && gpu.places > 0) {
       const int64_t request = gpu.waiting.front();
       if (arrival_ns(request) > now) return;
@@ -247,6 +251,7 @@ class Serving {
         return;
       }
       gpu.waiting.pop_front();
+      if (options_.closed) --gpu.arrived;
       gpu.bytes_now += field(request, kHbmBytes);
       gpu.bytes_peak = std::max(gpu.bytes_peak, gpu.bytes_now);
       host_now_ += field(request, kHostBytes);
@@ -263,7 +268,7 @@ class Serving {
     Gpu& gpu = gpus_[at(field(r, kGpu))];
     switch (self.state) {
       case Attach::kStart:
-        record(r, kArrived) = options_.closed ? now : arrival_ns(r);
+        if (!options_.closed) record(r, kArrived) = arrival_ns(r);
         self.before = std::exchange(gpu.last_attach, r);
         if (!options_.prefill) return await_turn(r, now);
         record(r, kPrefillComputeNs) = field(r, kPrefillNs);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from emu.sac.plan import hbm_request_bytes
@@ -59,6 +60,9 @@ class DecodeGpu:
         self._context, self._clock = context, context.clock
         self._attacher, self._finish = attacher, finish
         self._waiting = deque(deliveries)
+        self._arrived: dict[
+            int, tuple[int, int]
+        ] = {}  # closed loop: since when a place was there, by request
         self._attaching = 0
         self._active: list[Sequence] = []
         self._wake: Signal | None = None
@@ -104,7 +108,13 @@ class DecodeGpu:
             self.wake()
 
     def _admit(self) -> None:
-        """Start attaching every request that has arrived and fits."""
+        """Start attaching every request that has arrived and fits.
+
+        In a closed loop a request arrives when there is a place for it, be there memory or not.
+        """
+        now = (self._clock.now_ns, self._clock.modelled_ns)
+        for delivery in islice(self._waiting, len(self._free_places)):
+            self._arrived.setdefault(delivery.plan.number, now)
         while self._waiting and self._free_places:
             delivery = self._waiting[0]
             need = self._hbm_bytes(delivery.plan)
@@ -127,8 +137,11 @@ class DecodeGpu:
         self._copied = copied
         sequence = yield from self._attacher.attach(delivery, place, self._step.hot, turn)
         copied.fire()
+        record = sequence.record
         if self._context.spec.arrivals == "trace":
-            sequence.record.arrival_ns = sequence.record.modelled_arrival_ns = arrival_ns
+            record.arrival_ns = record.modelled_arrival_ns = arrival_ns
+        else:
+            record.arrival_ns, record.modelled_arrival_ns = self._arrived.pop(delivery.plan.number)
         self._attaching -= 1
         self._active.append(sequence)
         self.wake()

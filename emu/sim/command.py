@@ -12,11 +12,12 @@ from emu.sim.figures import figures
 from emu.sim.models import model_shape
 from emu.sim.simulate import SimSpec, simulate
 from emu.sim.workload import Workload
+from emu.timing.profile_file import load_system
 from emu.trace.read import read_trace
 from emu.trace.shape import shape as shape_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from emu.sac.designs import Design
     from emu.sim.models import ModelShape
@@ -87,6 +88,21 @@ def setting(options: dict[str, Any]) -> tuple[SimSpec, Workload]:
         stop_after=workload.measured[1] if steady else 0,
     )
     return spec, workload
+
+
+def notes(spec: SimSpec, designs: Iterable[str]) -> list[str]:
+    """What the user should know of the choices made, a line each."""
+    profile, run = load_system(spec.run.profile), spec.run
+    found = []
+    if run.gpus > profile.gpus.value * spec.servers:
+        found.append(f"{profile.name} has {profile.gpus.value:g} GPUs, more are modelled")
+    if run.devices > profile.devices.value:
+        found.append(f"{profile.name} has {profile.devices.value:g} CXL devices, more are modelled")
+    if not spec.prefetch_stalls and "rdma" in designs:
+        found.append(
+            "decode goes on while a request is prefetched over RDMA; SAC's figures need --prefetch-stalls"
+        )
+    return found
 
 
 def _workload(options: dict[str, Any], shape: ModelShape) -> Workload:

@@ -55,6 +55,7 @@ def figures(
     return {
         "backend": design.name,
         "clock": {"mode": "virtual", "profile": spec.run.profile, "dilation": None},
+        "spec": {**spec.to_json(), **_lengths(outcome)},
         "requests": last - first,
         "output_tokens": tokens,
         "ttft_ms": spread_ms(ttft),
@@ -70,6 +71,15 @@ def figures(
         "gpu_bytes_peak": sum(outcome.gpu_peak_bytes),
         "host_bytes_peak": outcome.host_peak_bytes,
         "local_bytes_modelled": sum(outcome.gpu_peak_bytes) + outcome.host_peak_bytes,
+    }
+
+
+def _lengths(outcome: Outcome) -> dict[str, float]:
+    requests = [plan.request for plan in outcome.plans]
+    count = max(len(requests), 1)
+    return {
+        "prompt_tokens_mean": _rounded(sum(one.input_tokens for one in requests) / count),
+        "output_tokens_mean": _rounded(sum(one.output_tokens for one in requests) / count),
     }
 
 

@@ -68,6 +68,7 @@ def generated(question: Question, buffer: Buffer) -> dict[str, Any]:
     return {
         **_report(streams, rows, buffer),
         "model": shape.name,
+        "streams": f"generated streams of {shape.name}, a model of published miss rates",
         "seed": question.seed,
         "fitted_to": list(FITTED_TO),
     }
@@ -76,7 +77,10 @@ def generated(question: Question, buffer: Buffer) -> dict[str, Any]:
 def recorded(recording: Recording, buffer: Buffer) -> dict[str, Any]:
     """The same of a recording."""
     streams = zip(recording.layers.tolist(), recording.tokens, strict=True)
-    return _report(streams, recording.context, buffer)
+    return {
+        **_report(streams, recording.context, buffer),
+        "streams": f"recorded streams of {len(recording.layers)} layers",
+    }
 
 
 def _report(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,6 +53,15 @@ class SimSpec:
     policy: str = "lru"
     one_pool: bool | None = None
     stop_after: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The setting as plain numbers and words, the model by its name."""
+        own = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in {"run", "shape", "locality"}
+        }
+        return {**asdict(self.run), **own, "locality": asdict(self.locality)}
 
     def has_one_pool(self, design: Design) -> bool:
         """Whether the design's pool is one store, or one for each device."""

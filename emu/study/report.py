@@ -83,7 +83,7 @@ def number(value: float | None) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """quantity, published, model, interval, error, origin, met."""
+    """quantity, published, model, interval, error, tolerance, origin, met."""
     published = number(row.published)
     if row.limits is not None:
         published = f"{number(row.limits[0])} .. {number(row.limits[1])}"
@@ -93,6 +93,7 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{number(row.model)} {row.unit}".strip(),
         "" if row.low is None or row.high is None else f"{number(row.low)} .. {number(row.high)}",
         "" if row.error is None else f"{row.error:+.1%}",
+        "" if row.met is None else f"{row.tolerance:.0%}",
         row.origin,
         {True: "yes", False: "no", None: ""}[row.met],
     )
@@ -116,7 +117,7 @@ def settings_table(settings: Sequence[dict[str, Any]]) -> tuple[list[str], list[
     return header, [published, *rows]
 
 
-HEADER = ("quantity", "published", "model", "interval", "error", "origin", "met")
+HEADER = ("quantity", "published", "model", "interval", "error", "within", "origin", "met")
 
 
 def _markdown(study: Study) -> str:
