@@ -26,7 +26,7 @@ BASE = RunSpec(gpus=2, devices=2, concurrency=3)
 CONFIGURATIONS = {
     "closed loop": (BASE, requests((400, 5), (350, 6), (600, 4), (130, 5), (90, 3))),
     "closed loop, little GPU memory": (
-        replace(BASE, concurrency=6, hbm_bytes=1 << 21),
+        replace(BASE, concurrency=6, hbm_bytes=3 << 19),
         requests((400, 5), (350, 6), (300, 4), (130, 5), (90, 3), (250, 4)),
     ),
     "one GPU, FP8, prefill": (
@@ -34,7 +34,7 @@ CONFIGURATIONS = {
         requests((700, 4), (600, 5), (300, 6), shared=1),
     ),
     "arrivals, little GPU memory": (
-        replace(BASE, gpus=3, concurrency=5, arrivals="trace", hbm_bytes=1 << 21),
+        replace(BASE, gpus=3, concurrency=5, arrivals="trace", hbm_bytes=3 << 19),
         [
             replace(r, arrival_ms=0.7 * i)
             for i, r in enumerate(requests((300, 7), (400, 3), (500, 5), (200, 4), (350, 6)))
