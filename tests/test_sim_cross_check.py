@@ -36,7 +36,7 @@ CONFIGURATIONS = {
     "arrivals, little GPU memory": (
         replace(BASE, gpus=3, concurrency=5, arrivals="trace", hbm_bytes=3 << 19),
         [
-            replace(r, arrival_ms=0.7 * i)
+            replace(r, arrival_ms=0.3 * i)
             for i, r in enumerate(requests((300, 7), (400, 3), (500, 5), (200, 4), (350, 6)))
         ],
     ),

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from emu.cli.main import cli
 from emu.errors import UserError
 from emu.study.candidates import CANDIDATES
-from emu.study.catalogue import IDS, SAC, parameters
+from emu.study.catalogue import IDS, SAC, parameters, parse_ids
 from emu.study.result import FITTED, ORIGINS, PREDICTED, SELECTED, Row
 from emu.study.sac import CHEAP_LAYERS, Point, SacModel
 from emu.study.sac_parameters import PARAMETERS
@@ -318,6 +318,11 @@ def test_names() -> None:
     assert len(SAC) == 8
     with pytest.raises(UserError, match="sac-fig5"):
         CliRunner().invoke(cli, ["reproduce", "sac-fig55"], catch_exceptions=False)
+
+
+def test_ids_by_commas_and_in_any_case() -> None:
+    assert parse_ids(["xm-fig5,XM-FIG2"]) == ("xm-fig2", "xm-fig5")
+    assert parse_ids([" sac-fig4 ", "beluga-sparse"]) == parse_ids(["sac-fig4,beluga-sparse"])
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from emu.errors import UserError
 from emu.timing.profile import Figure
-from emu.timing.profile_file import load_media, load_system, media_names, system_names
+from emu.timing.profile_file import (
+    load_media,
+    load_system,
+    media_names,
+    profile_figures,
+    system_names,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -207,3 +214,24 @@ def test_on_a_laptop_only_the_core_s_own_copies_cross_the_core() -> None:
     assert crossing == {
         name for name in paths if name.split(".")[-1] in own or name.startswith("local_")
     }
+
+
+def test_a_measured_medium_wins_over_the_base_and_lies_beside_its_profile(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.toml").write_text(MEDIUM.replace("value = 2", "value = 5"))
+    base = 'base = "sac-server"\n[link.cxl_device]\nmedia = "sub/mine.toml"\n'
+    (tmp_path / "system.toml").write_text(base)
+    (tmp_path / "child.toml").write_text('base = "system.toml"\n')
+    (tmp_path / "own.toml").write_text(
+        base + 'latency_ns = { value = 9, source = "x", date = "y" }\n'
+    )
+    mine = load_media(str(tmp_path / "sub" / "mine.toml")).model
+    for name in ("system", "child"):
+        assert load_system(str(tmp_path / f"{name}.toml")).links["cxl_device"].model == mine
+    own = load_system(str(tmp_path / "own.toml")).links["cxl_device"].model
+    assert own == replace(mine, latency_ns=Figure(9, "x", "y"))
+    untouched = load_system("sac-server").links
+    assert load_system(str(tmp_path / "system.toml")).links["nic"] == untouched["nic"]
+    assert profile_figures(str(tmp_path / "sub" / "mine.toml"))["read_gb_per_s"].value == 5
+    with pytest.raises(UserError, match="is a medium, not a system"):
+        load_system(str(tmp_path / "sub" / "mine.toml"))

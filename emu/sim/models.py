@@ -130,7 +130,7 @@ MODELS: Mapping[str, ModelShape] = {
 
 
 def model_shape(name: str) -> ModelShape:
-    """A model by name, or by the path of a Hugging Face config.json of the DSA family.
+    """A model by name, or by the path of a Hugging Face config.json of the DSA family, or of the directory it is in.
 
     Raises:
         UserError: no such model, or a file that is no such config.
@@ -139,6 +139,8 @@ def model_shape(name: str) -> ModelShape:
         return MODELS[name]
     if name.endswith(".json"):
         return shape_of_config(_read(Path(name)), name)
+    if Path(name).is_dir():  # as Hugging Face lays a model out
+        return shape_of_config(_read(Path(name) / "config.json"), name)
     raise unknown("model", name, [*MODELS, "a config.json"])
 
 

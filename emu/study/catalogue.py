@@ -42,11 +42,12 @@ _SERVING = {"sac-fig10", "sac-fig11", "sac-fig12", "sac-fig14"}
 
 
 def parse_ids(names: Sequence[str]) -> tuple[str, ...]:
-    """Study ids; none, or "all", are all of them.
+    """Study ids, also joined by commas; none, or "all", are all of them.
 
     Raises:
         UserError: an unknown id.
     """
+    names = [name.strip().lower() for text in names for name in text.split(",")]
     if not names or "all" in names:
         return IDS
     for name in names:
