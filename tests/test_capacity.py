@@ -190,3 +190,40 @@ def test_batches_are_read_and_bad_lines_named(tmp_path: Path) -> None:
 def test_bad_input_is_one_line(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError, match=words):
         CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "option", ["bandwidth", "efficiency", "node-bandwidth", "miss", "base-ms", "request-ms"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_numbers_that_compare_with_everything_are_refused(option: str, value: str) -> None:
+    run = CliRunner().invoke(cli, ["plan", f"--{option}", value], catch_exceptions=False)
+    assert run.exit_code == 2
+    assert option in run.stderr
+
+
+def test_the_top_k_of_less_is_refused() -> None:
+    for line in (
+        "plan --context 16K --top-k 16385",
+        "sim --context 16K --top-k 16385 --hot-buffer 16385 --output-tokens 8",
+        "trace locality --context 16K --top-k 999999999",
+    ):
+        with pytest.raises(UserError, match=r"the top \d+ of a context"):
+            CliRunner().invoke(cli, line.split(), catch_exceptions=False)
+
+
+def test_the_plan_says_what_it_is_of() -> None:
+    run = CliRunner().invoke(cli, ["plan", "--batch", "10"], catch_exceptions=False)
+    for word in ("glm-5.3", "16,384", "4096", "20.0%", "64 GB/s", "--base-ms", "bandwidth 1.05x"):
+        assert word in run.stdout
+    assert max(map(len, run.stdout.splitlines())) <= 100
+    other = CliRunner().invoke(
+        cli,
+        ["plan", "--batch", "10", "--base-ms", "20", "--request-ms", "0.1", "--json"],
+        catch_exceptions=False,
+    )
+    plan = json.loads(other.stdout)
+    assert plan["compute"]["base_ms"] == 20
+    assert plan["compute_ms"] == pytest.approx(20 + 10 * (0.1 + 2.8 * 16 / 1000))
+    assert plan["demand"]["miss"] == 0.2
+    assert plan["machine"]["gpus"] == 4

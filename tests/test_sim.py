@@ -343,3 +343,55 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     with pytest.raises(UserError, match=words):
         CliRunner().invoke(cli, ["sim", *arguments, "--out", str(out)], catch_exceptions=False)
     assert not out.exists()
+
+
+def test_a_config_is_found_in_its_directory_and_a_deep_one_is_refused(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    with pytest.raises(UserError, match="not a model's config"):
+        model_shape(str(deep))
+    with pytest.raises(UserError, match="not a model's config"):
+        model_shape(str(tmp_path))
+
+
+def test_a_run_says_its_setting() -> None:
+    (run,) = json.loads(
+        CliRunner()
+        .invoke(
+            cli,
+            [
+                "sim",
+                "--json",
+                "--backend",
+                "cxl",
+                "--context",
+                "8K",
+                "--output-tokens",
+                "8",
+                "--concurrency",
+                "8",
+                "--seed",
+                "3",
+            ],
+            catch_exceptions=False,
+        )
+        .stdout
+    )["runs"]
+    said = run["spec"]
+    assert (said["model"], said["concurrency"], said["seed"], said["policy"]) == (
+        "deepseek-v3.2",
+        8,
+        3,
+        "lru",
+    )
+    assert (said["prompt_tokens_mean"], said["output_tokens_mean"]) == (8184, 8)
+
+
+def test_waiting_for_memory_is_part_of_ttft() -> None:
+    """Little's law: what is in flight is the rate times the time that a request takes, be it served or waiting."""
+    work = Workload.steady(32, 32 * K, 100)
+    held = run_design(spec(concurrency=32, hbm_bytes=1 << 30), DESIGNS["hbm"], work)
+    assert held["bound_by"] == "GPU memory"
+    assert held["ttft_queue_ms"]["mean"] > 0.5 * held["ttft_ms"]["mean"]
+    per_request_s = (held["ttft_ms"]["mean"] + 99 * held["tbt_ms"]["mean"]) / 1000
+    assert held["throughput_tok_s"] / 100 * per_request_s == pytest.approx(32, rel=0.15)

@@ -232,7 +232,7 @@ def _text(path: Path) -> str:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is not JSON: {error}", remedy="give what emu bench --json printed"
         ) from None

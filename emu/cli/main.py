@@ -96,6 +96,9 @@ def main() -> None:
     except EmuError as error:
         click.echo(f"emu: {_one_line(error)}", err=True)
         sys.exit(error.shell_status if isinstance(error, ProgramError) else 1)
+    except MemoryError as error:
+        click.echo(f"emu: not enough memory: {str(error) or 'ask for less at a time'}", err=True)
+        sys.exit(1)
     except OSError as error:  # a full or vanished medium, where no part knew better
         named = f"{error.filename}: " if error.filename else ""
         click.echo(f"emu: {named}{error.strerror or error}", err=True)

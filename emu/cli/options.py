@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,19 @@ class Size(_IntParam):
 
 
 SIZE = Size()
+
+
+class Finite(click.FloatRange):
+    """A range of numbers without nan and infinities, which compare with everything."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number; a usage error where it is none, or out of range."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return number
 
 
 class OutDirectory(_PathParam):

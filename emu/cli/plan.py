@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emu.cli.common import json_option, print_json, print_table
-from emu.cli.options import SIZE
+from emu.cli.options import SIZE, Finite
 from emu.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,25 +41,25 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--bandwidth",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     default=64.0,
     show_default=True,
     help="Nominal GB/s of external memory, per GPU.",
 )
 @click.option(
     "--efficiency",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Finite(0, 1, min_open=True),
     help="Share of the nominal bandwidth that small reads get [default: as fitted].",
 )
 @click.option(
     "--node-bandwidth",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=0.0,
     help="Nominal GB/s that all GPUs share [default: no limit].",
 )
 @click.option(
     "--miss",
-    type=click.FloatRange(0, 1),
+    type=Finite(0, 1),
     default=0.2,
     show_default=True,
     help="Share of the selected rows that is read.",
@@ -90,12 +90,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--base-ms",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     help="A step's compute, whatever the batch [default: GLM-5.3 on B300, fitted].",
 )
 @click.option(
     "--request-ms",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     help="Compute that each request adds to a step [default: GLM-5.3 on B300, fitted].",
 )
 @json_option
@@ -110,9 +110,10 @@ def command(**options: Any) -> None:
         read_batches,
         sweep,
     )
-    from emu.sim.models import model_shape
+    from emu.sim.models import check_top_k, model_shape
 
     shape = model_shape(options["model"])
+    check_top_k(options["top_k"], options["context"])
     _check_context(options["context"], shape.max_context, shape.name)
     compute = Compute(
         **{name: options[name] for name in ("efficiency", "base_ms", "request_ms") if options[name]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from emu.cli.options import OUT_DIRECTORY, SIZE
+from emu.cli.options import OUT_DIRECTORY, SIZE, Finite
 
 
 @click.command("run")
@@ -122,7 +122,7 @@ from emu.cli.options import OUT_DIRECTORY, SIZE
 )
 @click.option(
     "--dilation",
-    type=click.FloatRange(1.0, 1e9),
+    type=Finite(1.0, 1e9),
     default=1.0,
     help="Paced mode: model time times this [default: 1].",
 )

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from emu.cli.common import json_option, print_json, print_table
-from emu.cli.options import SIZE
+from emu.cli.options import SIZE, Finite
 from emu.errors import UserError
 
 if TYPE_CHECKING:
@@ -126,9 +126,7 @@ def convert(source: str, out: str, skip_bad: bool) -> None:
     show_default=True,
     help="Layers to sample, 0 for all.",
 )
-@click.option(
-    "--spread", type=click.FloatRange(0, 2), help="How much layers differ [default: 0.4]."
-)
+@click.option("--spread", type=Finite(0, 2), help="How much layers differ [default: 0.4].")
 @click.option(
     "--recorded",
     type=click.Path(path_type=Path),
@@ -142,7 +140,7 @@ def locality(**options: Any) -> None:
     from emu.locality.policies import Buffer
     from emu.locality.recorded import Recording
     from emu.sim.locality_report import Question, generated, recorded
-    from emu.sim.models import model_shape
+    from emu.sim.models import check_top_k, model_shape
 
     if options["recorded"] is not None:
         _refuse_beside_a_recording()
@@ -151,6 +149,7 @@ def locality(**options: Any) -> None:
         figures = recorded(recording, Buffer(slots, options["policy"], options["seed"]))
     else:
         shape = model_shape(options["model"])
+        check_top_k(options["top_k"], options["context"])
         top_k = options["top_k"] or shape.top_k
         model = (
             LocalityModel()

@@ -9,7 +9,7 @@ from emu.locality.model import LocalityModel
 from emu.sac.designs import parse_designs
 from emu.sac.plan import RunSpec
 from emu.sim.figures import figures
-from emu.sim.models import model_shape
+from emu.sim.models import check_top_k, model_shape
 from emu.sim.simulate import SimSpec, simulate
 from emu.sim.workload import Workload
 from emu.timing.profile_file import load_system
@@ -52,6 +52,7 @@ def setting(options: dict[str, Any]) -> tuple[SimSpec, Workload]:
         UserError: what cannot be right.
     """
     shape = model_shape(options["model"])
+    check_top_k(options["top_k"], options["context"])
     top_k = options["top_k"] or shape.top_k
     hot_buffer = options["hot_buffer"] or 2 * top_k
     if hot_buffer < top_k:

@@ -144,10 +144,23 @@ def model_shape(name: str) -> ModelShape:
     raise unknown("model", name, [*MODELS, "a config.json"])
 
 
+def check_top_k(top_k: int | None, context: int) -> None:
+    """Refuse to select more rows than a context has; None, the model's own, takes what is there.
+
+    Raises:
+        UserError: so it is.
+    """
+    if top_k is not None and top_k > context:
+        raise UserError(
+            f"the top {top_k} of a context of {context} tokens",
+            remedy=f"use --top-k {context} or less",
+        )
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: not a model's config: {error}", remedy="give a config.json"
         ) from None
