@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -189,3 +190,40 @@ def test_several_runs_of_mlc_give_an_interval(tmp_path: Path) -> None:
     latency = load_media(str(out)).model.latency_ns
     assert latency.value == pytest.approx(260.1)
     assert "255.1 .. 265.1" in latency.note
+
+
+@pytest.mark.parametrize(
+    ("option", "content"),
+    [
+        ("--ib-read-lat", "#bytes #iterations t_min[usec]\n2 1000 1.5 9\n"),
+        (
+            "--ib-read-bw",
+            "#bytes #iterations BW_peak[Gb/sec] BW_average[Gb/sec] MsgRate[Mpps]\n2 1000 0 0 4.5\n",
+        ),
+        ("--sparse", "[" * 100_000),
+        ("--sparse", '{"groups": [], "cases": 5}'),
+    ],
+)
+def test_damaged_measurements_are_one_line_and_keep_what_was_there(
+    tmp_path: Path, option: str, content: str
+) -> None:
+    out = tmp_path / "keep.toml"
+    out.write_text("precious")
+    (tmp_path / "measured").write_text(content)
+    with pytest.raises(UserError, match="measured"):
+        CliRunner().invoke(
+            cli,
+            ["calibrate", option, str(tmp_path / "measured"), "--out", str(out)],
+            catch_exceptions=False,
+        )
+    assert out.read_text() == "precious"
+
+
+def test_a_pipe_is_no_measurement(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for line in (
+        f"calibrate --mlc {tmp_path}/pipe --out {tmp_path}/o.toml",
+        f"plan --batches {tmp_path}/pipe",
+    ):
+        with pytest.raises(UserError, match="not a regular file"):
+            CliRunner().invoke(cli, line.split(), catch_exceptions=False)

@@ -196,8 +196,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(home: Home, tmp_path: Path) ->
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     one_line(emu(f"run --out {tmp_path}/loop"), 2, "leads nowhere")
     one_line(emu("run --dry-run --out ''"), 2, "empty name")
-    for dilation, status in (("nan", 1), ("inf", 2), ("1e300", 2)):
-        one_line(emu(f"run --dry-run --time paced --dilation {dilation}"), status, "dilation")
+    for dilation in ("nan", "inf", "1e300"):
+        one_line(emu(f"run --dry-run --time paced --dilation {dilation}"), 2, "dilation")
     (tmp_path / "out" / "runs.jsonl").mkdir(parents=True)
     one_line(emu(f"run --out {tmp_path}/out"), 1, "runs.jsonl is a directory")
     (tmp_path / "logs" / "ops-cxl.jsonl").mkdir(parents=True)

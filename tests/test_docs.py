@@ -26,6 +26,7 @@ DOCUMENTS = (
     "CHANGELOG.md",
     "docs/architecture.md",
     "docs/simulator.md",
+    "docs/testing.md",
 )
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -186,3 +187,11 @@ def test_shell_scripts_are_clean() -> None:
 def test_scripts_parse_and_can_be_run(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
     assert run(["bash", "-n", script], ROOT).returncode == 0
+
+
+def test_the_example_of_a_protocol_on_the_shadow_medium(tmp_path: Path) -> None:
+    (example,) = blocks("python", "docs/testing.md")
+    file = tmp_path / "example.py"
+    file.write_text(example)
+    result = run([sys.executable, "-W", "error", str(file)], tmp_path)
+    assert result.returncode == 0, result.stderr

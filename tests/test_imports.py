@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "bench": FOUNDATION | {"_native", "registry", "server", "host_memory"},
     "locality": FOUNDATION | {"suggest", "timing", "_native"},
     "sim": FOUNDATION | {"suggest", "sac", "locality", "timing", "trace", "_native"},
+    "testing": set(),
     "capacity": FOUNDATION | {"sac", "sim"},
     "calibrate": {"errors", "timing"},
     "study": FOUNDATION | {"suggest", "sac", "sim", "capacity", "locality", "timing"},

@@ -235,3 +235,22 @@ def test_a_model_without_indexers_is_refused() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(UserError, match="no Indexer"):
         watch_transformers(torch.nn.Linear(2, 2), Recorder())
+
+
+def test_a_flipped_byte_in_a_recording_is_refused_or_harmless(tmp_path: Path) -> None:
+    file = tmp_path / "r.npz"
+    tokens = np.sort(np.random.default_rng(0).integers(0, 4000, (2, 20, 8)), axis=2).astype(
+        np.int32
+    )
+    np.savez_compressed(file, tokens=tokens, context=np.int64(4096), layers=np.arange(2))
+    whole = file.read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        file.write_bytes(damaged)
+        try:
+            Recording.read(file)
+        except UserError:
+            refused += 1
+    assert refused > len(whole) // 14

@@ -395,3 +395,16 @@ def test_waiting_for_memory_is_part_of_ttft() -> None:
     assert held["ttft_queue_ms"]["mean"] > 0.5 * held["ttft_ms"]["mean"]
     per_request_s = (held["ttft_ms"]["mean"] + 99 * held["tbt_ms"]["mean"]) / 1000
     assert held["throughput_tok_s"] / 100 * per_request_s == pytest.approx(32, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "field", ["compress_ratios", "indexer_types", "index_topk", "num_hidden_layers"]
+)
+@pytest.mark.parametrize("value", ['"x"', "[null]", "{}", "NaN", "1e999", "[[1]]"])
+def test_a_config_with_a_field_of_another_type_is_refused(
+    tmp_path: Path, field: str, value: str
+) -> None:
+    config = '{"num_hidden_layers": 4, "index_topk": 64, "max_position_embeddings": 4096, "kv_lora_rank": 512, '
+    (tmp_path / "config.json").write_text(config + f'"{field}": {value}}}')
+    with pytest.raises(UserError):
+        model_shape(str(tmp_path))

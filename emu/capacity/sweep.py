@@ -158,6 +158,8 @@ def read_batches(path: Path) -> list[tuple[int, float]]:
     Raises:
         UserError: it cannot be read, a line is bad, or none is good; gives file, line and reason.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: not a regular file", remedy="give a text file")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

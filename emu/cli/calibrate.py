@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date as calendar_date
 from pathlib import Path
@@ -13,6 +14,8 @@ from emu.cli.common import json_option, print_json, print_table
 from emu.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from emu.calibrate.measured import Measured
 
 _FILE = click.Path(path_type=Path)
@@ -107,18 +110,39 @@ def _write(out: Path, text: str) -> None:
         new.unlink(missing_ok=True)
 
 
+@contextmanager
+def _undamaged(*paths: Path) -> Iterator[None]:
+    """Refuse what is no file, and what has rows that are cut or numbers that cannot be."""
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: not a regular file", remedy="give a measurement's output")
+    try:
+        yield
+    except UserError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: damaged: {error}",
+            remedy="measure again, or mend the row",
+        ) from error
+
+
 def _measured(options: dict[str, Any]) -> list[Measured]:
     from emu.calibrate import measured
 
     found: list[Measured] = []
     for path in options["mlc"]:
-        found += measured.read_mlc(path, options["from_node"], options["node"])
+        with _undamaged(path):
+            found += measured.read_mlc(path, options["from_node"], options["node"])
     for path in options["ib_read_lat"]:
-        found += measured.read_perftest_latency(path)
+        with _undamaged(path):
+            found += measured.read_perftest_latency(path)
     for path in options["ib_read_bw"]:
-        found += measured.read_perftest_bandwidth(path)
+        with _undamaged(path):
+            found += measured.read_perftest_bandwidth(path)
     if options["sparse"]:
-        found += measured.read_sparse(list(options["sparse"]), options["case"])
+        with _undamaged(*options["sparse"]):
+            found += measured.read_sparse(list(options["sparse"]), options["case"])
     if not found:
         raise UserError(
             "no measurement given", remedy="give --mlc, --ib-read-lat, --ib-read-bw or --sparse"

@@ -103,6 +103,19 @@ def main() -> None:
         named = f"{error.filename}: " if error.filename else ""
         click.echo(f"emu: {named}{error.strerror or error}", err=True)
         sys.exit(1)
+    except Exception as error:  # a bug of ours is one line too
+        if os.environ.get("EMU_TRACEBACK"):
+            raise
+        click.echo(
+            f"emu: internal error: {type(error).__name__}: {_first_line(error)} "
+            "(please report it, with what EMU_TRACEBACK=1 adds)",
+            err=True,
+        )
+        sys.exit(1)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["no message"])[0][:200]
 
 
 def _open_standard_streams() -> None:

@@ -10,7 +10,6 @@ import click
 
 from emu.cli.common import json_option, print_json, print_table
 from emu.cli.options import SIZE, Finite
-from emu.errors import UserError
 
 if TYPE_CHECKING:
     from emu.capacity.plan import Plan
@@ -110,11 +109,11 @@ def command(**options: Any) -> None:
         read_batches,
         sweep,
     )
-    from emu.sim.models import check_top_k, model_shape
+    from emu.sim.models import check_context, check_top_k, model_shape
 
     shape = model_shape(options["model"])
     check_top_k(options["top_k"], options["context"])
-    _check_context(options["context"], shape.max_context, shape.name)
+    check_context(shape, options["context"])
     compute = Compute(
         **{name: options[name] for name in ("efficiency", "base_ms", "request_ms") if options[name]}
     )
@@ -165,14 +164,6 @@ def command(**options: Any) -> None:
         _show_distribution(result["distribution"], made.batch_max)
     if cells:
         _show_map(cells)
-
-
-def _check_context(context: int, longest: int, name: str) -> None:
-    if context > longest:
-        raise UserError(
-            f"a context of {context} is beyond the {longest} of model {name}",
-            remedy=f"use --context {longest} or less",
-        )
 
 
 def _show_inputs(result: dict[str, Any]) -> None:

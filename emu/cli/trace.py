@@ -140,7 +140,7 @@ def locality(**options: Any) -> None:
     from emu.locality.policies import Buffer
     from emu.locality.recorded import Recording
     from emu.sim.locality_report import Question, generated, recorded
-    from emu.sim.models import check_top_k, model_shape
+    from emu.sim.models import check_context, check_top_k, model_shape
 
     if options["recorded"] is not None:
         _refuse_beside_a_recording()
@@ -149,6 +149,7 @@ def locality(**options: Any) -> None:
         figures = recorded(recording, Buffer(slots, options["policy"], options["seed"]))
     else:
         shape = model_shape(options["model"])
+        check_context(shape, options["context"])
         check_top_k(options["top_k"], options["context"])
         top_k = options["top_k"] or shape.top_k
         model = (

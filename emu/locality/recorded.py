@@ -7,6 +7,7 @@ first step sees (its newest row is context - 1); `layers` int64 [layers], the mo
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from emu.store import TokenIds
+
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    AttributeError,
+    MemoryError,
+    OverflowError,
+    zipfile.BadZipFile,
+    zlib.error,
+)  # what numpy raises for files that are cut, damaged or of another kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +78,7 @@ class Recording:
             # Opened here: numpy leaves a file that is no zip open when it raises.
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 tokens, context, layers = (file[name] for name in ("tokens", "context", "layers"))
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             raise UserError(
                 f"{path}: not a recording of index streams: {error}",
                 remedy="give an npz with tokens [layers, steps, top_k], context and layers",

@@ -9,7 +9,7 @@ from emu.locality.model import LocalityModel
 from emu.sac.designs import parse_designs
 from emu.sac.plan import RunSpec
 from emu.sim.figures import figures
-from emu.sim.models import check_top_k, model_shape
+from emu.sim.models import check_context, check_top_k, model_shape
 from emu.sim.simulate import SimSpec, simulate
 from emu.sim.workload import Workload
 from emu.timing.profile_file import load_system
@@ -60,6 +60,8 @@ def setting(options: dict[str, Any]) -> tuple[SimSpec, Workload]:
             f"a hot buffer of {hot_buffer} slots cannot hold the top {top_k} rows",
             remedy=f"give --hot-buffer {top_k} or more",
         )
+    if options["host_bytes"] == 0:
+        raise UserError("--host-bytes 0", remedy="leave it out for no limit")
     workload = _workload(options, shape)
     steady = options["steady"]
     run = RunSpec(
@@ -108,11 +110,7 @@ def notes(spec: SimSpec, designs: Iterable[str]) -> list[str]:
 
 def _workload(options: dict[str, Any], shape: ModelShape) -> Workload:
     context, output = options["context"], options["output_tokens"]
-    if context > shape.max_context:
-        raise UserError(
-            f"a context of {context} is beyond the {shape.max_context} of model {shape.name}",
-            remedy=f"use --context {shape.max_context} or less",
-        )
+    check_context(shape, context)
     if output > context - 2:
         raise UserError(
             f"{output} output tokens leave no prompt in a context of {context}",

@@ -138,10 +138,35 @@ def model_shape(name: str) -> ModelShape:
     if name in MODELS:
         return MODELS[name]
     if name.endswith(".json"):
-        return shape_of_config(_read(Path(name)), name)
+        return _shape_in(Path(name))
     if Path(name).is_dir():  # as Hugging Face lays a model out
-        return shape_of_config(_read(Path(name) / "config.json"), name)
+        return _shape_in(Path(name) / "config.json")
     raise unknown("model", name, [*MODELS, "a config.json"])
+
+
+def _shape_in(path: Path) -> ModelShape:
+    try:
+        return shape_of_config(_read(path), str(path))
+    except UserError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path}: a field of another type or size: {error}",
+            remedy="give the config.json of a DSA model",
+        ) from error
+
+
+def check_context(shape: ModelShape, context: int) -> None:
+    """Refuse a context that the model does not have.
+
+    Raises:
+        UserError: so it is.
+    """
+    if context > shape.max_context:
+        raise UserError(
+            f"a context of {context} is beyond the {shape.max_context} of model {shape.name}",
+            remedy=f"use --context {shape.max_context} or less",
+        )
 
 
 def check_top_k(top_k: int | None, context: int) -> None:

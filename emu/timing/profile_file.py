@@ -210,9 +210,12 @@ def _count(table: dict[str, Any], key: str, where: str) -> Figure:
 def _link_model(table: dict[str, Any], file: Path) -> LinkModel:
     where = str(file)
     figures = {key: _figure(table, key, where) for key in _field_names(LinkModel)}
-    for key in ("read_gb_per_s", "write_gb_per_s"):
-        if figures[key].value <= 0:
-            raise UserError(f"{where}: {key} is 0", remedy="a link has some bandwidth")
+    for key, figure in figures.items():
+        least, most = (1e-6, 1e6) if key.endswith("gb_per_s") else (0, 1e12)
+        if not least <= figure.value <= most:
+            raise UserError(
+                f"{where}: {key} is {figure.value:g}", remedy=f"give {least:g} to {most:g}"
+            )
     _count(table, "parallelism", where)
     return LinkModel(**figures)
 
