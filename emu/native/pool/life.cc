@@ -111,17 +111,18 @@ int64_t Participant::silence_ns(int slot, uint32_t epoch) {
 
 bool Participant::expired() { return host_.now_ns() >= deadline_; }
 
+// Whoever reads that it has stopped may write where it wrote. So its rows must be in memory before: every caller has
+// fenced since the last of them.
 void Participant::stop(const std::string& why) {
   stopped_ = true;
-  memory_.fence(Site::kFenceStop);
   if (slot_ >= 0) write_identity(kStopped);
   throw Fault{Fault::kExpired, why};
 }
 
 void Participant::validate() {
   if (stopped_) throw Fault{Fault::kExpired, "it has stopped"};
-  if (expired()) stop("it was silent for longer than its leases last");
   check_verdict();
+  if (expired()) stop("it was silent for longer than its leases last");
 }
 
 // Silent for the time that it granted itself, or certainly gone. For one in quarantine: nothing of it can come late.

@@ -54,11 +54,11 @@ void Participant::wait_for(int other, uint64_t number) {
   }
 }
 
-// Never taken back: whoever is condemned stops, and only then is its log read for the last time.
+// Never taken back: whoever is condemned stops, and only then is its log read for the last time. No fence here: every
+// way from here to that log leads through collect(), which fences before it loads.
 void Participant::condemn(int slot, uint32_t epoch) {
   verdicts_.epoch[slot] = static_cast<uint16_t>(epoch);
   registers_.store(slot_, Register::kVerdicts, verdicts_, Site::kFlushVerdict);
-  memory_.fence(Site::kFenceVerdict);
 }
 
 // For each slot a condemned epoch that is this participant's own, or that of a member.
@@ -143,7 +143,6 @@ void Participant::give_up(const Fault& fault) {
   } else if (fault.kind == Fault::kDamaged) {
     unlock();
     stopped_ = true;
-    memory_.fence(Site::kFenceStop);
     write_identity(kStopped);
   }
 }

@@ -29,8 +29,7 @@ enum class Site : int {
   kCheckLine,       //   a line's checksum
   kCheckSequence,   //   and its number
   kFenceCommit,     // a transaction is in memory before its writer looks for verdicts
-  kFlushVerdict,    // a verdict is in memory before the condemned one's log is read
-  kFenceVerdict,
+  kFlushVerdict,    // a verdict is in memory before the condemned one's log is read: by the fence of kDropTail
   kDropVerdicts,
   kFenceVerdicts,
   kCheckVerdict,    // a writer or reader that is condemned stops
@@ -42,9 +41,7 @@ enum class Site : int {
   kDropCheckpoints,
   kFenceCheckpoints,
   kDropSnapshot,
-  kFenceSnapshotRead,
   kFlushIdentity,   // who has a slot
-  kFenceStop,       // whatever it has written is in memory before it says that it has stopped
   kDropIdentities,
   kFenceIdentities,
   kCount,

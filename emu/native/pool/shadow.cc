@@ -32,6 +32,8 @@ void ShadowHost::step(int site) {
   ++steps;
   if (before) before(site);
   meddle();
+  // The caches of those that do not run do the same.
+  if (pool_.temper == Temper::kMixed && pool_.coin(4)) pool_.hosts[pool_.below(pool_.hosts.size())]->meddle();
 }
 
 // What caches do without being asked.
@@ -41,7 +43,7 @@ void ShadowHost::meddle() {
     if (pool_.coin(4)) finish_flushes(false);
     if (pool_.coin(4)) drain(false);
     if (recent_.empty() || !pool_.coin(3)) return;
-    const uint64_t line = recent_[steps % recent_.size()];
+    const uint64_t line = recent_[pool_.below(recent_.size())];
     if (state_[line] == kInvalid) fill(line);
     else if (pool_.coin(3)) invalidate(line);
     return;

@@ -269,7 +269,7 @@ Actor::Actor(Theatre& theatre_, int number_, uint64_t seed)
     : theatre(theatre_), number(number_), random(seed), memory(std::make_unique<ShadowHost>(theatre_.pool, number_)) {
   memory->left_out = theatre.plot.left_out;
   memory->before = [this](int site) { before(site); };
-  scenes = 2 + static_cast<int>(random.below(theatre.plot.seed % 8 == 0 ? 24 : 4));
+  scenes = 2 + static_cast<int>(random.below(theatre.plot.seed % 7 == 0 ? 24 : 4));
 }
 
 int64_t Actor::now_ns() { return theatre.now; }
