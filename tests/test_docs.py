@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from conftest import Home
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "docs/testing.md",
+)
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -69,6 +75,14 @@ def test_there_are_examples_of_every_kind() -> None:
 def test_python_examples(number: int, tmp_path: Path) -> None:
     file = tmp_path / "example.py"
     file.write_text(blocks("python")[number])
+    result = run([sys.executable, "-W", "error", str(file)], tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_example_of_a_protocol_on_the_shadow_medium(tmp_path: Path) -> None:
+    (example,) = blocks("python", "docs/testing.md")
+    file = tmp_path / "example.py"
+    file.write_text(example)
     result = run([sys.executable, "-W", "error", str(file)], tmp_path)
     assert result.returncode == 0, result.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ class _Schedule:
     ) -> None:
         self._seed = seed
         self._max_steps = max_steps
-        self._rng = random.Random(seed)  # noqa: S311 - a schedule, no secret
+        self._rng = random.Random(seed)
         self._switching = self._rng.choice([1.0, 0.5, 0.1, 0.02])
         self._medium = Medium(nbytes, self._rng)
         self._turns = [threading.Semaphore(0) for _ in bodies]
@@ -56,7 +57,7 @@ class _Schedule:
         self._over = False
         self._threads = []
         for number, body in enumerate(bodies):
-            host = Host(self._medium, number, lambda number=number: self._turn(number))
+            host = Host(self._medium, number, functools.partial(self._turn, number))
             thread = threading.Thread(target=self._run, args=(number, body, host), daemon=True)
             self._threads.append(thread)
 
@@ -80,7 +81,7 @@ class _Schedule:
             pass
         except Caught as caught:
             self._find(caught.kind, caught.hosts, caught.address, caught.missing)
-        except Exception as error:  # noqa: BLE001 - it is reported, with the schedule that shows it
+        except Exception as error:
             self._find("error", (-1, number), 0, f"{type(error).__name__}: {error}")
         finally:
             self._running.remove(number)
