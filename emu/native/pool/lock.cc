@@ -15,7 +15,7 @@ void Participant::lock() {
     if (const auto ticket = registers_.load<Ticket>(other, Register::kTicket)) highest = std::max(highest, ticket->number);
   const uint64_t number = highest + 1;
   registers_.store(slot_, Register::kTicket, Ticket{epoch_, 0, number}, Site::kFlushTicket);
-  memory_.fence(Site::kFenceTicket);
+  // The first fence of wait_for() completes that flush, before anybody's ticket is read.
   for (int other = 0; other < geometry_.slots; ++other)
     if (other != slot_) wait_for(other, number);
 }

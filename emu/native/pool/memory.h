@@ -19,7 +19,6 @@ enum class Site : int {
   kFenceChoosing,   //   before the numbers of others are read
   kDropNumbers,     //   old copies of the others' numbers
   kFenceNumbers,
-  kFenceTicket,     //   before waiting for those with smaller numbers
   kDropTicket,      //   old copy of the one waited for
   kFenceWait,
   kDropTail,        // log: old copies of the first line past each log's known end

@@ -270,6 +270,7 @@ Actor::Actor(Theatre& theatre_, int number_, uint64_t seed)
   memory->left_out = theatre.plot.left_out;
   memory->before = [this](int site) { before(site); };
   scenes = 2 + static_cast<int>(random.below(theatre.plot.seed % 7 == 0 ? 24 : 4));
+  if (theatre.plot.scenes >= 0) scenes = theatre.plot.scenes;
 }
 
 int64_t Actor::now_ns() { return theatre.now; }

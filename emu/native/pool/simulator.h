@@ -20,6 +20,7 @@ struct Plot {
   bool pauses = false;
   // A meeting: one host sleeps where it comes to the first Site until another comes to the second, which then waits.
   int sleeps_at = -1, until_at = -1;
+  int scenes = -1;  // what each host does, at least: long runs wrap the logs and reload snapshots; -1: by the seed
 };
 
 Run simulate(const Plot& plot);
