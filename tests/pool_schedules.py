@@ -11,6 +11,7 @@ from emu import _native
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+SCHEDULES = 100_000  # seeds 0 ... of test_pool_schedules.py
 COUNTS = ("steps", "published", "read", "refused", "expired", "crashed")
 
 

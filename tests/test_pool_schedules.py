@@ -8,11 +8,10 @@ have expired, no block lost.
 from __future__ import annotations
 
 import pytest
-from pool_schedules import replay, simulate_all
+from pool_schedules import SCHEDULES, replay, simulate_all
 
 from emu import _native
 
-SCHEDULES = 100_000
 CRASH_POINTS = 10_000
 BATCH = 500
 
