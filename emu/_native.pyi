@@ -1,7 +1,7 @@
 """The C++ core of emu: what Python cannot do in microseconds."""
 
-import enum
 from collections.abc import Sequence
+import enum
 from typing import Annotated
 
 import numpy
@@ -620,6 +620,7 @@ def pool_simulate(
     pauses: bool = False,
     sleeps_at: int = -1,
     until_at: int = -1,
+    scenes: int = -1,
 ) -> dict[str, object]:
     """
     Run the pool's protocol on the shadow medium, one schedule a seed; stops at the first violation.
