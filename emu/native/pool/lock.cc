@@ -15,7 +15,7 @@ void Participant::lock() {
     if (const auto ticket = registers_.load<Ticket>(other, Register::kTicket)) highest = std::max(highest, ticket->number);
   const uint64_t number = highest + 1;
   registers_.store(slot_, Register::kTicket, Ticket{epoch_, 0, number}, Site::kFlushTicket);
-  // The first fence of wait_for() completes that flush, before anybody's ticket is read.
+  memory_.fence(Site::kFenceTicket);
   for (int other = 0; other < geometry_.slots; ++other)
     if (other != slot_) wait_for(other, number);
 }
@@ -54,11 +54,12 @@ void Participant::wait_for(int other, uint64_t number) {
   }
 }
 
-// Never taken back: whoever is condemned stops, and only then is its log read for the last time. No fence here: every
-// way from here to that log leads through collect(), which fences before it loads.
+// Never taken back: whoever is condemned stops, and only then is its log read for the last time.
+// collect()'s own fence is too late: its copies of the log may be filled again before this verdict is in memory.
 void Participant::condemn(int slot, uint32_t epoch) {
   verdicts_.epoch[slot] = static_cast<uint16_t>(epoch);
   registers_.store(slot_, Register::kVerdicts, verdicts_, Site::kFlushVerdict);
+  memory_.fence(Site::kFenceVerdict);
 }
 
 // For each slot a condemned epoch that is this participant's own, or that of a member.

@@ -19,6 +19,7 @@ enum class Site : int {
   kFenceChoosing,   //   before the numbers of others are read
   kDropNumbers,     //   old copies of the others' numbers
   kFenceNumbers,
+  kFenceTicket,     //   before the copies of others' tickets are dropped: one filled early would be too old
   kDropTicket,      //   old copy of the one waited for
   kFenceWait,
   kDropTail,        // log: old copies of the first line past each log's known end
@@ -28,7 +29,8 @@ enum class Site : int {
   kCheckLine,       //   a line's checksum
   kCheckSequence,   //   and its number
   kFenceCommit,     // a transaction is in memory before its writer looks for verdicts
-  kFlushVerdict,    // a verdict is in memory before the condemned one's log is read: by the fence of kDropTail
+  kFlushVerdict,    // a verdict is in memory before the condemned one's log is read
+  kFenceVerdict,    //   before the copies of that log are dropped
   kDropVerdicts,
   kFenceVerdicts,
   kCheckVerdict,    // a writer or reader that is condemned stops

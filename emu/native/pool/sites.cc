@@ -5,8 +5,8 @@ namespace pool {
 const char* site_name(Site site) {
   static constexpr const char* kNames[] = {
       "flush rows", "drop rows", "fence rows", "flush ticket", "fence choosing", "drop numbers", "fence numbers",
-      "drop ticket", "fence wait", "drop tail", "fence tail", "drop rest", "fence rest", "check line",
-      "check sequence", "fence commit", "flush verdict", "drop verdicts", "fence verdicts",
+      "fence ticket", "drop ticket", "fence wait", "drop tail", "fence tail", "drop rest", "fence rest", "check line",
+      "check sequence", "fence commit", "flush verdict", "fence verdict", "drop verdicts", "fence verdicts",
       "check verdict", "flush beat", "drop beats", "fence beats", "fence snapshot", "flush checkpoint",
       "drop checkpoints", "fence checkpoints", "drop snapshot", "flush identity",
       "drop identities", "fence identities"};
