@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emu import _native, numa
-from emu.devdax import devdax_bytes
+from emu.devdax import devdax_bytes, identity
 from emu.errors import HostError, MediumError, UserError
+from emu.host_memory import occupies_memory, require_free
 from emu.layout import LINE_BYTES
-from emu.pool.medium import MappedMemory, Medium, Region
+from emu.pool.medium import Gather, MappedMemory, Medium, Region
 from emu.units import format_size
 
 if TYPE_CHECKING:
@@ -171,8 +172,9 @@ class MappedMedium(Medium):
         self._memory: Rows = np.frombuffer(mapping.memory, np.uint8)
         self._coherent = options.coherent
         self._lines_flushed = 0
-        self._identity = None if mapping.fd < 0 else os.fstat(mapping.fd)
-        self._sized = self._identity is not None and stat.S_ISREG(self._identity.st_mode)
+        self._opened = None if mapping.fd < 0 else os.fstat(mapping.fd)
+        self._sized = self._opened is not None and stat.S_ISREG(self._opened.st_mode)
+        self._whole_blocks = self._blocks_when_whole()
         self._numa = None
         if options.numa_node is not None:
             try:
@@ -198,6 +200,7 @@ class MappedMedium(Medium):
 
     def buffer(self, nbytes: int) -> Rows:
         """See Medium.buffer."""
+        require_free(nbytes, "a buffer")
         room = np.zeros(nbytes + LINE_BYTES, np.uint8)
         start = -room.ctypes.data % LINE_BYTES
         return room[start : start + nbytes]
@@ -216,22 +219,13 @@ class MappedMedium(Medium):
         if not self._coherent:
             self._lines_flushed += _native.writeback(self._memory, offset, len(data))
 
-    def gather(
-        self,
-        tables: _native.RowTables,
-        region: Region,
-        slots: SlotIds,
-        tokens: TokenIds,
-        out: Rows,
-        out_rows: TokenIds | None,
-        packed: bool,
-    ) -> int:
+    def gather(self, tables: _native.RowTables, region: Region, wanted: Gather) -> int:
         """See Medium.gather; without hardware coherence the rows' lines are dropped first."""
-        self._check_size()
+        self._check_pool()
         where = (tables, self._memory, region.number, region.offset, region.row_bytes)
         if not self._coherent:
-            self._lines_flushed += _native.invalidate_tokens(*where, slots, tokens)
-        return _native.gather_rows(*where, slots, tokens, out, out_rows)
+            self._lines_flushed += _native.invalidate_tokens(*where, wanted.slots, wanted.tokens)
+        return _native.gather_rows(*where, wanted.slots, wanted.tokens, wanted.out, wanted.out_rows)
 
     def scatter(
         self, tables: _native.RowTables, region: Region, slots: SlotIds, start: TokenIds, rows: Rows
@@ -241,7 +235,7 @@ class MappedMedium(Medium):
         A row that is no multiple of a line shares its first line with the row before it. Whoever had the right
         to append before may have written that one, so an old copy of the line must not be written back over it.
         """
-        self._check_size()
+        self._check_pool()
         where = (tables, self._memory, region.number, region.offset, region.row_bytes)
         if not self._coherent and region.row_bytes % LINE_BYTES:
             before = (start - 1)[:, None]  # -1 pads: there is no row before the first
@@ -253,15 +247,15 @@ class MappedMedium(Medium):
     def check(self) -> None:
         """See Medium.check."""
         self._check_size()
-        if self._identity is None or self._mapping.path is None:
-            return
+        if self._opened is None or self._mapping.path is None:
+            return super().check()
         try:
             now = self._mapping.path.stat()
         except FileNotFoundError:
             found = "nothing"
         else:
-            if (now.st_dev, now.st_ino) == (self._identity.st_dev, self._identity.st_ino):
-                return
+            if identity(now) == identity(self._opened):
+                return super().check()
             found = "another file"
         raise MediumError(
             f"{self.name}: the device was removed or replaced underneath: {found} stands there",
@@ -270,15 +264,41 @@ class MappedMedium(Medium):
             remedy="open the store again",
         )
 
+    def _check_pool(self) -> None:
+        """On the hot path: one fstat() and one cache line."""
+        self._check_size()
+        if self._memory[: len(self.header)].tobytes() != self.header:
+            raise self.header_gone()
+
     def _check_size(self) -> None:
-        """Refuse a file that was cut: touching what is gone would kill the process (SIGBUS)."""
-        if self._sized and (now := os.fstat(self._mapping.fd).st_size) < self.size_bytes:
-            raise MediumError(
-                f"{self.name}: the device shrank from {self.size_bytes} to {now} bytes",
-                device=self.name,
-                status="DEVICE_TRUNCATED",
-                remedy="make the device anew: `emu down`, `emu up`",
-            )
+        """Refuse a file that was cut: touching what is gone would kill the process (SIGBUS).
+
+        Or would be read as zeros, where it has grown back since.
+        """
+        if not self._sized:
+            return
+        now = os.fstat(self._mapping.fd)
+        if now.st_size < self.size_bytes:
+            found = f"shrank from {self.size_bytes} to {now.st_size} bytes"
+        elif now.st_blocks < self._whole_blocks:
+            lost_bytes = (self._whole_blocks - now.st_blocks) * 512
+            found = f"was cut and has grown back: {lost_bytes} bytes of it are gone"
+        else:
+            return
+        raise MediumError(
+            f"{self.name}: the device {found}",
+            device=self.name,
+            status="DEVICE_TRUNCATED",
+            remedy="make the device anew: `emu down`, `emu up`",
+        )
+
+    def _blocks_when_whole(self) -> int:
+        """st_blocks below which a part was given back; 0 where that says nothing, as on a disk that compresses."""
+        if self._opened is None or self._mapping.path is None or not self._sized:
+            return 0
+        whole = self.size_bytes // 512
+        in_memory = occupies_memory(self._mapping.path)
+        return whole if in_memory and self._opened.st_blocks >= whole else 0
 
     def add_stats(self, stats: Stats) -> None:
         """See Medium.add_stats."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.node_server import PACKET_BYTES
 from backends.node_socket import connect
-from emu import _native
+from emu import _native, process
 from emu.errors import MediumError
 from emu.host_memory import require_free
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class ConnectionOptions:
 
     send_queue_depth: int = 1024
     max_rd_atomic: int = 16
-    timeout_s: float = 30.0
+    timeout_s: float = 10.0
 
 
 class NodeConnection:
@@ -48,7 +51,9 @@ class NodeConnection:
         options = options or ConnectionOptions()
         self.address = address
         self._pid = os.getpid()
+        self._timeout_s = options.timeout_s
         self._socket = connect(address, options.timeout_s)
+        self._node_pid = _peer_pid(self._socket)
         try:
             self.queue_pair = _native.RingQueuePair(
                 options.send_queue_depth, options.max_rd_atomic, options.timeout_s
@@ -132,5 +137,29 @@ class NodeConnection:
             f"{self.address}: the memory node does not answer: {reason}",
             device=self.address,
             status="IBV_WC_RETRY_EXC_ERR",
-            remedy="start it again; its content is lost",
+            remedy=self.what_to_do(),
         )
+
+    def what_to_do(self) -> str:
+        """What is to be seen of a node that does not answer, and what helps: the remedy of such an error."""
+        pid = self._node_pid
+        if not pid:
+            return "it runs in another container: look there whether it was stopped or has ended"
+        match process.state(pid):
+            case "":
+                return f"its process {pid} has ended: start it again; its content is lost"
+            case "T" | "t":
+                return (
+                    f"its process {pid} is stopped: `kill -CONT {pid}`, then open the store again"
+                )
+            case state:
+                return (
+                    f"its process {pid} runs (state {state}) but did nothing for {self._timeout_s:g} s: look at the "
+                    "machine's load and memory, or open the store with a longer timeout_s"
+                )
+
+
+def _peer_pid(connection: socket.socket) -> int:
+    """Pid of the process that listens; 0 where it is of a pid namespace that cannot be seen from here."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[0])

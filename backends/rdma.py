@@ -6,15 +6,17 @@ module; a queue pair of libibverbs fits behind the same class.
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from backends.node_connection import ConnectionOptions, NodeConnection
 from emu import _native
-from emu.errors import MediumError
+from emu.errors import MediumError, UserError
 from emu.numa import NumaWarning
 from emu.pool.medium import Medium
 from emu.pool.store import PoolStore
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from emu.layout import KVLayout
-    from emu.pool.medium import Region
+    from emu.pool.medium import Gather, Region
     from emu.store import Rows, SlotIds, Stats, StoreOptions, TokenIds
 
 # Bounce memory for arrays that are not registered, and messages to the owner.
@@ -51,7 +53,7 @@ class RdmaMedium(Medium):
         self._connection = NodeConnection(address, options)
         self.name = address
         self.size_bytes = self._connection.size_bytes
-        self.directory_path = f"{address}.directory"
+        self.directory_path = f"{Path(address).resolve()}.directory"
         self._numa_node = self._connection.facts["numa_node"] if numa_node is None else numa_node
         self._memory: list[_native.RegisteredMemory] = []
         try:
@@ -74,12 +76,13 @@ class RdmaMedium(Medium):
         self._connection.close()
 
     def check(self) -> None:
-        """Refuse a node that is gone.
+        """Refuse a node that is gone, or whose pool is another.
 
         Raises:
-            MediumError: it does not answer.
+            MediumError: it does not answer, or says what stands there.
         """
         self._connection.describe()
+        super().check()
 
     def buffer(self, nbytes: int) -> Rows:
         """Registered memory, uint8 [nbytes], page-aligned."""
@@ -100,22 +103,12 @@ class RdmaMedium(Medium):
         with self._faults():
             self._requester.write(offset, np.frombuffer(data, np.uint8))
 
-    def gather(
-        self,
-        tables: _native.RowTables,
-        region: Region,
-        slots: SlotIds,
-        tokens: TokenIds,
-        out: Rows,
-        out_rows: TokenIds | None,
-        packed: bool,
-    ) -> int:
-        """One READ per remote-contiguous run, or with packed=True one PACK message for all rows."""
-        move = self._requester.pack_rows if packed else self._requester.read_rows
+    def gather(self, tables: _native.RowTables, region: Region, wanted: Gather) -> int:
+        """One READ per remote-contiguous run, or one PACK message for all rows."""
+        move = self._requester.pack_rows if wanted.packed else self._requester.read_rows
+        where = (tables, region.number, region.offset, region.row_bytes)
         with self._faults():
-            return move(
-                tables, region.number, region.offset, region.row_bytes, slots, tokens, out, out_rows
-            )
+            return move(*where, wanted.slots, wanted.tokens, wanted.out, wanted.out_rows)
 
     def scatter(
         self, tables: _native.RowTables, region: Region, slots: SlotIds, start: TokenIds, rows: Rows
@@ -160,11 +153,12 @@ class RdmaMedium(Medium):
             yield
         except _native.WorkFault as fault:
             status, message = fault.args
+            silent = status == "IBV_WC_RETRY_EXC_ERR"
             raise MediumError(
                 f"{self.name}: {message}",
                 device=self.name,
                 status=status,
-                remedy="open the store again; if the memory node died, start it again",
+                remedy=self._connection.what_to_do() if silent else "open the store again",
             ) from fault
 
 
@@ -176,9 +170,16 @@ class RdmaStore(PoolStore):
         """See KVStore.open; the address is the path of the node's socket, its size is the node's own.
 
         Raises:
-            UserError: no node listens there; the remedy is the command that starts one.
+            UserError: no node listens there; the remedy is the command that starts one. Or a timeout_s that is none.
+            MediumError: the node does not answer within timeout_s.
         """
-        medium = RdmaMedium(address, numa_node=options.numa_node)
+        if not 0 < options.timeout_s < math.inf:
+            raise UserError(
+                f"rdma://{address}: a timeout of {options.timeout_s} s",
+                remedy="give seconds, for instance StoreOptions(timeout_s=10)",
+            )
+        connection = ConnectionOptions(timeout_s=options.timeout_s)
+        medium = RdmaMedium(address, numa_node=options.numa_node, options=connection)
         capabilities = (
             Capability.SHARED | Capability.REMOTE | Capability.REGISTERED | Capability.PACKED
         )

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from emu.provision import Testbed, testbed
     from emu.registry import open_store
     from emu.store import Capability, Descriptor, KVStore, Reservation, Stats, StoreOptions
+    from emu.timing.store_timing import store_timing
+
+    __version__: str
 
 _HOMES = {
     "Capability": "emu.store",
@@ -20,6 +23,7 @@ _HOMES = {
     "StoreOptions": "emu.store",
     "Testbed": "emu.provision",
     "open_store": "emu.registry",
+    "store_timing": "emu.timing.store_timing",
     "testbed": "emu.provision",
 }
 
@@ -34,14 +38,23 @@ __all__ = [
     "StoreOptions",
     "Testbed",
     "open_store",
+    "store_timing",
     "testbed",
 ]
 
 
 def __getattr__(name: str) -> object:
     """A public name on first use, so that commands which move no rows do not load numpy."""
-    if name not in _HOMES:
+    if name == "__version__":
+        value: object = importlib.import_module("importlib.metadata").version("sac-emu")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
         raise AttributeError(f"module 'emu' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that were not used yet."""
+    return [*__all__, "__version__"]

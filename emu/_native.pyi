@@ -27,8 +27,11 @@ class RowTables:
         prompt_tokens: int,
         shared_tokens: int,
         length: int,
+        append_tokens: int = -1,
     ) -> int:
-        """Add a request: blocks int32 [n], the prompt's first. Returns its slot."""
+        """
+        Add a request: blocks int32 [n], the prompt's first; -1 append_tokens: all that they hold. Returns its slot.
+        """
 
     def remove(self, slot: int) -> None: ...
     def length(self, slot: int, region: int) -> int:
@@ -46,7 +49,7 @@ class RowTables:
         """
 
     def capacity(self, slot: int) -> int:
-        """Tokens that the request's blocks can hold."""
+        """Tokens that may be written, the prompt's included."""
 
 def gather_rows(
     tables: RowTables,
@@ -321,6 +324,169 @@ class TimeEngine:
         Annotated[NDArray[numpy.int64], dict(shape=(None,))],
         Annotated[NDArray[numpy.int64], dict(shape=(None,))],
     ]: ...
+
+class ServingOptions:
+    def __init__(self) -> None: ...
+    @property
+    def hbm_bytes(self) -> int: ...
+    @hbm_bytes.setter
+    def hbm_bytes(self, arg: int, /) -> None: ...
+    @property
+    def host_bytes(self) -> int: ...
+    @host_bytes.setter
+    def host_bytes(self, arg: int, /) -> None: ...
+    @property
+    def base_ns(self) -> float: ...
+    @base_ns.setter
+    def base_ns(self, arg: float, /) -> None: ...
+    @property
+    def per_request_ns(self) -> float: ...
+    @per_request_ns.setter
+    def per_request_ns(self, arg: float, /) -> None: ...
+    @property
+    def per_context_ns(self) -> float: ...
+    @per_context_ns.setter
+    def per_context_ns(self, arg: float, /) -> None: ...
+    @property
+    def kv_row_bytes(self) -> int: ...
+    @kv_row_bytes.setter
+    def kv_row_bytes(self, arg: int, /) -> None: ...
+    @property
+    def index_row_bytes(self) -> int: ...
+    @index_row_bytes.setter
+    def index_row_bytes(self, arg: int, /) -> None: ...
+    @property
+    def tokens_per_row(self) -> int: ...
+    @tokens_per_row.setter
+    def tokens_per_row(self, arg: int, /) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @closed.setter
+    def closed(self, arg: bool, /) -> None: ...
+    @property
+    def prefill(self) -> bool: ...
+    @prefill.setter
+    def prefill(self, arg: bool, /) -> None: ...
+    @property
+    def prefetches(self) -> bool: ...
+    @prefetches.setter
+    def prefetches(self, arg: bool, /) -> None: ...
+    @property
+    def resident(self) -> bool: ...
+    @resident.setter
+    def resident(self, arg: bool, /) -> None: ...
+    @property
+    def by_device(self) -> bool: ...
+    @by_device.setter
+    def by_device(self, arg: bool, /) -> None: ...
+    @property
+    def work_requests(self) -> bool: ...
+    @work_requests.setter
+    def work_requests(self, arg: bool, /) -> None: ...
+    @property
+    def index_prefetch(self) -> bool: ...
+    @index_prefetch.setter
+    def index_prefetch(self, arg: bool, /) -> None: ...
+    @property
+    def stop_after(self) -> int: ...
+    @stop_after.setter
+    def stop_after(self, arg: int, /) -> None: ...
+    @property
+    def lockstep_gpus(self) -> int: ...
+    @lockstep_gpus.setter
+    def lockstep_gpus(self, arg: int, /) -> None: ...
+
+class Serving:
+    """One simulated run; not for two threads, not for two runs."""
+
+    def __init__(
+        self,
+        options: ServingOptions,
+        gpu_places: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        anchors: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        has_index: Annotated[
+            NDArray[numpy.bool_], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+    ) -> None: ...
+    def add_link(
+        self,
+        latency_ns: float,
+        read_bytes_per_ns: float,
+        write_bytes_per_ns: float,
+        per_request_ns: float,
+    ) -> None: ...
+    def add_path(
+        self,
+        links: Annotated[
+            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        one_message: Annotated[
+            NDArray[numpy.bool_], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        write: bool,
+        setup_ns: float,
+        parallelism: int,
+    ) -> None: ...
+    def run(
+        self,
+        requests: Annotated[
+            NDArray[numpy.int64], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        misses: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        runs: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        warm_steps: int,
+        stream: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        phase: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        records: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order="C", device="cpu")],
+        token_ns: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
+        stall_ns: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def link_busy_ns(self) -> list[int]: ...
+    def link_bytes(self) -> list[int]: ...
+    def peak_bytes(self) -> list[int]:
+        """GPU memory held at most, per GPU."""
+
+    def stalled_ns(self) -> list[int]:
+        """Time that each GPU's steps waited for rows."""
+
+    def computing_ns(self) -> list[int]:
+        """Time that each GPU computed."""
+
+    @property
+    def host_peak(self) -> int: ...
+    @property
+    def hbm_refusals(self) -> int: ...
+    @property
+    def host_refusals(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+
+def index_stream(
+    context: int,
+    window: int,
+    background: int,
+    active: int,
+    pool: int,
+    drift_per_step: float,
+    zipf: float,
+    layer_overlap: float,
+    seed: int,
+    common_seed: int,
+    out: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")],
+) -> None:
+    """Fills int32 [steps, k] with the tokens that each step selects."""
 
 class WorkFault(RuntimeError):
     pass

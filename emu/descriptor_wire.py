@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from emu.errors import UserError
+from emu.errors import ArgumentTypeError, UserError
 from emu.store import Descriptor
 
 MAGIC = b"EMUD"
@@ -18,6 +18,7 @@ MAX_DESCRIPTOR_BYTES = 16 << 20  # four million blocks: more than any context ne
 # magic, version, key bytes, blocks, generation, prompt tokens, tokens, device, layout; then key, blocks, CRC-32
 _HEAD = struct.Struct("<4sHHIQQQ16s16s")
 _CRC = struct.Struct("<I")
+MAX_GENERATION = (1 << 63) - 1
 _MAX_TOKENS = (1 << 31) - 1  # token indices are int32
 _REMEDY = "get the descriptor from publish() again"
 
@@ -78,6 +79,9 @@ def descriptor_from_bytes(raw: bytes) -> Descriptor:
     Raises:
         UserError: not a descriptor, of another version, of another length than it says, or damaged.
     """
+    if not isinstance(raw, (bytes, bytearray, memoryview)):
+        raise ArgumentTypeError(f"a {type(raw).__name__} is not a descriptor", remedy=_REMEDY)
+    raw = bytes(raw)
     if len(raw) > MAX_DESCRIPTOR_BYTES:
         raise _refuse(f"{len(raw)} bytes are too long for a descriptor")
     if len(raw) < _HEAD.size + _CRC.size or not raw.startswith(MAGIC):
@@ -93,8 +97,9 @@ def descriptor_from_bytes(raw: bytes) -> Descriptor:
     if zlib.crc32(raw[: -_CRC.size]) != _CRC.unpack(raw[-_CRC.size :])[0]:
         raise _refuse("a damaged descriptor: its checksum does not match")
     blocks = np.frombuffer(raw, dtype="<i4", count=num_blocks, offset=_HEAD.size + key_length)
-    if max(prompt_tokens, num_tokens) > _MAX_TOKENS or (blocks < 0).any():
-        raise _refuse("a descriptor with impossible tokens or blocks")
+    tokens = max(prompt_tokens, num_tokens)
+    if tokens > _MAX_TOKENS or generation > MAX_GENERATION or (blocks < 0).any():
+        raise _refuse("a descriptor with an impossible generation, tokens or blocks")
     try:
         key = raw[_HEAD.size : _HEAD.size + key_length].decode()
     except UnicodeDecodeError as error:

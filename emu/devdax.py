@@ -1,11 +1,19 @@
-"""Character devices of the kernel's device-dax driver (/dev/daxN.M)."""
+"""Devices as files: what tells one from another, and the size of a devdax (/dev/daxN.M)."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 SYSFS = Path("/sys/dev/char")
+
+
+def identity(status: os.stat_result) -> tuple[str, int, int]:
+    """What is equal for two names of one device: paths, links, bind mounts, other nodes of one character device."""
+    if stat.S_ISCHR(status.st_mode):
+        return "character", os.major(status.st_rdev), os.minor(status.st_rdev)
+    return "file", status.st_dev, status.st_ino
 
 
 def devdax_bytes(status: os.stat_result, sysfs: Path = SYSFS) -> int | None:

@@ -24,6 +24,24 @@ class UserError(EmuError, ValueError):
     """A flag, spec file, trace or argument that cannot be right."""
 
 
+class ArgumentTypeError(UserError, TypeError):
+    """An argument of a wrong type."""
+
+
+class ProgramError(UserError):
+    """A program that cannot be started on a host.
+
+    Args:
+        program: as it was named.
+        shell_status: what a shell exits with then: 127 for one that is not there, 126 for one that cannot be run.
+    """
+
+    def __init__(self, message: str, *, program: str, shell_status: int, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.program = program
+        self.shell_status = shell_status
+
+
 class HostError(EmuError):
     """This machine lacks a capability.
 
@@ -195,34 +213,51 @@ class LayoutMismatch(StoreError):
 
     Args:
         device: the store's device.
-        found: fingerprint found there, hexadecimal.
+        found: fingerprint found there, hexadecimal; of the other side nothing more is known.
         expected: fingerprint of this side, hexadecimal.
+        rows: of this side, in words.
     """
 
-    def __init__(self, *, device: str, found: str, expected: str, remedy: str = "") -> None:
-        super().__init__(f"{device}: layout {found} found, {expected} expected", remedy=remedy)
+    def __init__(
+        self, *, device: str, found: str, expected: str, rows: str, remedy: str = ""
+    ) -> None:
+        super().__init__(
+            f"{device}: layout {found} found, {expected} expected ({rows})", remedy=remedy
+        )
+        self.rows = rows
         self.device = device
         self.found = found
         self.expected = expected
 
 
 class StaleDescriptor(StoreError):
-    """A descriptor whose request is gone.
+    """A descriptor whose request is gone, or is not on this device.
 
     Args:
         device: the store's device.
         key: the request's key.
         generation: the descriptor's generation.
+        belongs_to: uuid of the device that the descriptor is of, hexadecimal.
+        uuid: uuid of this device, hexadecimal; it is new at every format.
     """
 
-    def __init__(self, *, device: str, key: str, generation: int) -> None:
-        super().__init__(
-            f"{device}: request {key!r} of generation {generation} is gone",
-            remedy="publish it again",
-        )
+    def __init__(
+        self, *, device: str, key: str, generation: int, belongs_to: str, uuid: str
+    ) -> None:
+        if belongs_to == uuid:
+            message = f"{device}: request {key!r} of generation {generation} is gone"
+            remedy = "publish it again"
+        else:
+            message = f"{device}: the descriptor of request {key!r} belongs to device {belongs_to}, this is {uuid}"
+            remedy = (
+                "attach on the device that published it, or publish again if this one was made anew"
+            )
+        super().__init__(message, remedy=remedy)
         self.device = device
         self.key = key
         self.generation = generation
+        self.belongs_to = belongs_to
+        self.uuid = uuid
 
 
 class MediumError(StoreError):

@@ -11,6 +11,8 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
+from emu.errors import UserError
+
 HEADER_BYTES = 4096
 LINE_BYTES = 64
 POOL_SLOTS = 16
@@ -79,16 +81,16 @@ class KVLayout:
         """Refuse a layout whose blocks are not whole lines.
 
         Raises:
-            ValueError: names the component.
+            UserError (a ValueError): names the component.
         """
         for component in self.components:
             if component.row_bytes <= 0 or component.row_bytes * self.block_tokens % LINE_BYTES:
-                raise ValueError(
+                raise UserError(
                     f"a block of {self.block_tokens} rows of {component.row_bytes} bytes ({component.name}) "
                     f"is not a whole number of {LINE_BYTES}-byte lines"
                 )
             if not component.layers:
-                raise ValueError(f"component {component.name!r} has no layers")
+                raise UserError(f"component {component.name!r} has no layers")
 
     @cached_property
     def regions(self) -> tuple[tuple[str, int], ...]:
@@ -161,6 +163,11 @@ class KVLayout:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold that many tokens."""
         return -(-num_tokens // self.block_tokens)
+
+    def describe(self) -> str:
+        """The rows in words, for a message."""
+        rows = (f"{c.name} {c.row_bytes} B in {len(c.layers)} layers" for c in self.components)
+        return f"{', '.join(rows)}, {self.block_tokens} tokens a block"
 
     def fingerprint(self) -> bytes:
         """16 bytes; peers that disagree refuse to attach."""

@@ -6,6 +6,7 @@ A probe returns why it failed; what that costs and what mends it stand beside it
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import functools
 import importlib
@@ -21,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emu.errors import UserError
-from emu.suggest import did_you_mean
+from emu.suggest import unknown
 from emu.units import format_size
 
 if TYPE_CHECKING:
@@ -50,6 +50,13 @@ class Finding:
     reason: str
     cost: str
     remedy: str
+
+    @property
+    def status(self) -> str:
+        """ "ok", "missing", or "not needed" where its lack costs nothing."""
+        if self.ok:
+            return "ok"
+        return "not needed" if self.cost == _NONE_NOW else "missing"
 
 
 Verdict = tuple[bool, str]
@@ -156,6 +163,8 @@ def _memlock() -> Verdict:
         locked = libc.mlock(address, ctypes.c_size_t(_MEMLOCK_BYTES)) == 0
         why = os.strerror(ctypes.get_errno())
         del start
+    if locked and soft != resource.RLIM_INFINITY and soft < _MEMLOCK_BYTES:
+        limit = f"CAP_IPC_LOCK lifts {limit}"
     words = "locked" if locked else f"not locked: {why}"
     return locked, f"{format_size(_MEMLOCK_BYTES)} {words}, {limit}"
 
@@ -252,7 +261,10 @@ def _kvm() -> Verdict:
         return False, f"/dev/kvm opens, but makes no machine: {error.strerror}"
     finally:
         os.close(fd)
-    return False, f"/dev/kvm opens (API {version}) and makes a machine, which proves no guest boots"
+    return (
+        False,
+        f"/dev/kvm makes a machine (API {version}), not proven: only a guest that boots would",
+    )
 
 
 def _perf() -> Verdict:
@@ -262,7 +274,9 @@ def _perf() -> Verdict:
     minus_one, none = ctypes.c_long(-1), ctypes.c_ulong(0)
     fd = libc.syscall(ctypes.c_long(298), attributes, ctypes.c_long(0), minus_one, minus_one, none)
     if fd < 0:
-        return False, f"perf_event_open: {os.strerror(ctypes.get_errno())}"
+        number = ctypes.get_errno()
+        why = "this CPU shows no counters" if number == errno.ENOENT else os.strerror(number)
+        return False, f"perf_event_open: {why}"
     try:
         count = int.from_bytes(os.read(fd, 8), "little")
     finally:
@@ -296,7 +310,7 @@ PROBES: dict[str, _Probe] = {
     "memlock": _Probe(_memlock, "real verbs cannot register buffers", "ulimit -l unlimited"),
     "thp_shmem": _Probe(
         _thp_shmem,
-        "gathers from the pool are about 1.2 times slower",
+        "gathers from the pool miss the TLB more often",
         "as root: mount -t tmpfs -o huge=always emu DIR, then emu up --dir DIR",
     ),
     "torch": _Probe(
@@ -318,7 +332,7 @@ PROBES: dict[str, _Probe] = {
     "perf": _Probe(
         _perf,
         "no hardware counters beside the figures of emu bench",
-        "kernel.perf_event_paranoid=2",
+        "as root: sysctl kernel.perf_event_paranoid=2; a virtual machine also needs a PMU",
     ),
 }
 
@@ -331,7 +345,7 @@ def check_names(names: list[str]) -> list[str]:
     """
     for name in names:
         if name not in PROBES:
-            raise UserError(f"no capability {name!r}", remedy=did_you_mean(name, PROBES))
+            raise unknown("capability", name, PROBES)
     return names
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.errors import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
@@ -147,6 +149,8 @@ class StoreOptions:
             exist have their own size.
         numa_node: bind the memory to this node, verified after touch.
         coherent: True where hardware keeps hosts coherent; False makes the store flush and fence in software.
+        timeout_s: a medium that another process serves (rdma's memory node) counts as lost after so many seconds
+            without any progress; one that has ended is noticed at once. Not for DRAM and CXL: loads do not time out.
         timing: charges operations to a time model; None charges nothing.
         pool_slots: [first, last) of the pool's 16 slots that this machine's stores may take; machines that share a
             device have ranges of their own.
@@ -156,6 +160,7 @@ class StoreOptions:
     capacity_bytes: int = 0
     numa_node: int | None = None
     coherent: bool = True
+    timeout_s: float = 10.0
     timing: Timing | None = field(default=None, compare=False)
     pool_slots: tuple[int, int] = (0, 16)
     expiry_s: float = 10.0
@@ -240,7 +245,7 @@ class KVStore(ABC):
 
         Raises:
             KeyExists, StoreFull: nothing of the batch is visible then.
-            ValueError: a wrong shape or dtype; the message gives got and wanted.
+            UserError (a ValueError): a wrong shape or dtype; the message gives got and wanted.
         """
 
     @abstractmethod
@@ -295,7 +300,7 @@ class KVStore(ABC):
             Rows fetched.
 
         Raises:
-            ValueError: a wrong shape, dtype or stride; the message gives got and wanted.
+            UserError (a ValueError): a wrong shape, dtype or stride; the message gives got and wanted.
             SlotStale, TokenMissing: names device, key, layer and token; out is unspecified then.
             MediumError: the medium failed.
         """
@@ -313,7 +318,7 @@ class KVStore(ABC):
         start[b] may be anything up to what the layer holds; writing shared tokens is refused.
 
         Raises:
-            ValueError: a wrong shape, a gap, a shared token, or more than was reserved.
+            UserError (a ValueError): a wrong shape, a gap, a shared token, or more than was reserved.
             SlotStale: names the slot.
         """
 
@@ -328,7 +333,8 @@ class KVStore(ABC):
         attacher at a time, into the blocks reserved for it.
 
         Raises:
-            LayoutMismatch, StaleDescriptor: the other side disagrees, or the request is gone.
+            LayoutMismatch: the other side has other rows.
+            StaleDescriptor: the request is gone, or lies on another device; says which.
         """
 
     @abstractmethod
@@ -351,7 +357,7 @@ def check_array(
     """Refuse an array of another dtype, shape (None: any extent) or layout, with got and wanted.
 
     Raises:
-        ValueError: says what was got and what is wanted.
+        UserError (a ValueError): says what was got and what is wanted.
     """
     if (
         isinstance(array, np.ndarray)
@@ -363,9 +369,9 @@ def check_array(
     extents = ", ".join("?" if n is None else str(n) for n in shape)
     wanted = f"{np.dtype(dtype).name} [{extents}], C-contiguous"
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"{name}: got {type(array).__name__}, wanted {wanted}")  # noqa: TRY004
+        raise UserError(f"{name}: got {type(array).__name__}, wanted {wanted}")
     contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
-    raise ValueError(
+    raise UserError(
         f"{name}: got {array.dtype.name} {list(array.shape)}{contiguous}, wanted {wanted}"
     )
 

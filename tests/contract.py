@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contract_crash import CrashContract
 from contract_data import DataContract
+from contract_keys import KeysContract
 from contract_sharing import SharingContract
 
 
-class StoreContract(DataContract, SharingContract, CrashContract):
+class StoreContract(DataContract, KeysContract, SharingContract, CrashContract):
     """All of it; a contract that needs a Capability is skipped where the store lacks it."""

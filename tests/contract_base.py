@@ -16,6 +16,7 @@ from emu import Component, KVLayout, StoreOptions, open_store
 LAYOUT = KVLayout((Component("kv", 656, (0, 1, 2)), Component("index", 132, (1,))))
 NUM_BLOCKS = 16
 BLOCK = LAYOUT.block_tokens
+MAX_TOKENS = 5 * BLOCK
 DATA_BYTES = 4096 + NUM_BLOCKS * LAYOUT.block_bytes  # the rest is metadata
 DEVICE_BYTES = LAYOUT.device_bytes(NUM_BLOCKS)
 assert DEVICE_BYTES % 4096 == 0
@@ -78,7 +79,7 @@ def need(store, capability):
 
 def value(seed, num_tokens, layout=LAYOUT):
     """A whole request's rows, a function of the seed and each row's place: prefixes of equal seeds are equal."""
-    assert num_tokens <= 4 * BLOCK
+    assert num_tokens <= MAX_TOKENS
     return {
         component.name: np.stack(
             [
@@ -92,7 +93,7 @@ def value(seed, num_tokens, layout=LAYOUT):
 
 @cache
 def _rows(name, row_bytes):
-    return np.random.default_rng(hash_of(name)).integers(0, 256, (4 * BLOCK, row_bytes), np.uint8)
+    return np.random.default_rng(hash_of(name)).integers(0, 256, (MAX_TOKENS, row_bytes), np.uint8)
 
 
 def hash_of(text):

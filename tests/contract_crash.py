@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 
 import pytest
@@ -20,7 +22,7 @@ from contract_base import (
 )
 
 from emu import Capability, Descriptor
-from emu.errors import StoreFull, UserError
+from emu.errors import EmuError, StoreFull, UserError
 
 
 def hold(pipe, place, wire):
@@ -53,6 +55,28 @@ def churn(pipe, place, name):
                 store.detach(int(held))
 
 
+def crowd_out(pipe, place):
+    """Without a free file descriptor, ask for the figures and put until nothing fits any more."""
+    store = place.open()
+    rows = value("mine", 64)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    taken = []
+    while len(taken) < 64:
+        try:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            break
+    kept = 0
+    try:
+        store.stats()
+        for kept in range(NUM_BLOCKS + 1):
+            store.put([f"mine{kept}"], [rows])
+    except EmuError:
+        pass
+    pipe.send((len(taken), kept))
+    pipe.recv()
+
+
 class CrashContract(ContractBase):
     def test_what_a_killed_process_held_comes_back(self, make_store, place):
         store = make_store()
@@ -81,6 +105,20 @@ class CrashContract(ContractBase):
             other.get()
             other.kill()
             store.reserve("half", 64)
+
+    def test_a_process_out_of_file_descriptors_takes_nothing_from_the_living(
+        self, make_store, place
+    ):
+        store = make_store()
+        need(store, Capability.SHARED)
+        store.put(["a"], [value("a", 200)])
+        slot = int(store.slots(["a"])[0])
+        with child(crowd_out, place) as other:
+            taken, kept = other.get()
+            assert 0 < taken < 64
+            assert kept <= NUM_BLOCKS - 4
+            assert same(read(store, slot, 200), value("a", 200))
+            assert store.stats().used_bytes == (4 + kept) * LAYOUT.block_bytes
 
     @pytest.mark.slow
     def test_kills_in_the_middle_leave_it_right(self, make_store, place, raw):

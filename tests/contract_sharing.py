@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from contract_base import (
     BLOCK,
+    DEVICE_BYTES,
     LAYOUT,
     NUM_BLOCKS,
     ContractBase,
@@ -25,7 +26,7 @@ from contract_base import (
     write,
 )
 
-from emu import Capability, Component, Descriptor, KVLayout
+from emu import Capability, Component, Descriptor, KVLayout, StoreOptions, open_store
 from emu.errors import (
     KeyExists,
     KeyMissing,
@@ -256,8 +257,10 @@ class SharingContract(ContractBase):
             replace(descriptor, key="b"),
             replace(descriptor, blocks=descriptor.blocks[::-1]),
         ):
-            with pytest.raises(StaleDescriptor):
+            with pytest.raises(StaleDescriptor) as refused:
                 store.attach(stale)
+            elsewhere = stale.device != descriptor.device
+            assert ("is gone" in str(refused.value)) is not elsewhere
         with pytest.raises(LayoutMismatch) as mismatch:
             store.attach(replace(descriptor, layout=b"x" * 16))
         assert mismatch.value.found == (b"x" * 16).hex()
@@ -266,6 +269,21 @@ class SharingContract(ContractBase):
         with pytest.raises(StaleDescriptor) as stale:
             store.attach(descriptor)
         assert (stale.value.key, stale.value.generation) == ("a", descriptor.generation)
+
+    def test_a_descriptor_of_another_device_says_which_it_belongs_to(self, store):
+        here, _ = publish_value(store, "a", "a", 70)
+        options = StoreOptions(capacity_bytes=DEVICE_BYTES)
+        with open_store("dram://", LAYOUT, options) as elsewhere:
+            there, _ = publish_value(elsewhere, "a", "other", 70)
+            assert replace(there, device=here.device) == here  # nothing else tells them apart
+            with pytest.raises(StaleDescriptor) as stale:
+                store.attach(there)
+        error = stale.value
+        assert (error.belongs_to, error.uuid) == (there.device.hex(), here.device.hex())
+        assert f"belongs to device {error.belongs_to}, this is {error.uuid}" in str(error)
+        assert error.device == store.device
+        assert error.device in str(error)
+        assert "gone" not in str(error)
 
     def test_another_layout_waits_for_the_holders(self, shared, make_store, place):
         other = KVLayout((Component("kv", 1152, (0,)),))

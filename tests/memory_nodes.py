@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
+import textwrap
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +20,6 @@ from emu.registry import server_argv
 from emu.server import running_server
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
 
 NODE_BYTES = 4 << 20
@@ -153,3 +155,19 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
             return True
         time.sleep(0.01)
     return condition()
+
+
+@contextmanager
+def python(program: str) -> Iterator[subprocess.Popen[str]]:
+    """A child that runs the program, killed at the end in any case."""
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip()

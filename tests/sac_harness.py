@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import emu
+from emu.locality.recorded import Recorder
 from emu.sac.attach import Delivery
 from emu.sac.context import DecodeContext
 from emu.sac.designs import DESIGNS
@@ -51,29 +52,41 @@ class Engine:
     pools: list[KVStore]
     clock: Clock | None = None
     deliveries: list[Delivery] = field(default_factory=list)
+    recorder: Recorder = field(default_factory=Recorder)
 
     @classmethod
     def make(
-        cls, directory: Path, spec: RunSpec, trace: list[Request], device_bytes: int = 32 << 20
+        cls,
+        directory: Path,
+        spec: RunSpec,
+        trace: list[Request],
+        *,
+        pools: int | None = None,
+        device_bytes: int = 32 << 20,
     ) -> Engine:
+        """With one pool for all devices, as rdma and dram have it, or (None) one for each."""
         model = DsaModel(spec.config(), spec.kv_dtype, spec.seed)
-        pools = []
-        for number in range(spec.devices):
+        opened = []
+        for number in range(pools or spec.devices):
             path = directory / f"cxl{number}"
             with path.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, device_bytes)
-            pools.append(emu.open_store(f"cxl://{path}", model.layout))
-        return cls(spec, place(trace, spec, "test"), model, pools)
+            opened.append(emu.open_store(f"cxl://{path}", model.layout))
+        return cls(spec, place(trace, spec, "test"), model, opened)
+
+    def store(self, plan: RequestPlan) -> KVStore:
+        return self.pools[plan.device if len(self.pools) > 1 else 0]
 
     def prefill(self) -> None:
         instance = PrefillInstance(self.model, self.spec)
         for plan in self.plans:
-            done = instance.run(plan, self.pools[plan.device])
+            done = instance.run(plan, self.store(plan))
             self.deliveries.append(
                 Delivery(plan, done.descriptor, plan.prompt_rows - done.shared_tokens)
             )
 
     def decode(self, design: str = "cxl") -> Decoded:
+        self.recorder = Recorder()
         system = System.load(self.spec.profile, gpus=self.spec.gpus, devices=self.spec.devices)
         self.clock = make_clock(system, self.spec.time, self.spec.dilation)
         local = None
@@ -89,6 +102,7 @@ class Engine:
             self.clock,
             system,
             lambda: None,
+            self.recorder.observe,
         )
         instance = DecodeInstance(context)
         decoded = instance.run(self.deliveries)
@@ -110,7 +124,7 @@ class Engine:
             expected = self.oracle(plan)
             if by_number[plan.number].tokens != list(expected.tokens):
                 found.append(f"tokens of {plan.key}")
-            store = self.pools[plan.device]
+            store = self.store(plan)
             slot = store.attach(decoded.descriptors[plan.number])
             for name, rows in expected.rows.items():
                 read = np.empty_like(rows)

@@ -44,8 +44,35 @@ def test_json_rows(findings: None) -> None:
     assert rows["schema_version"] == 1
     assert [row["capability"] for row in rows["findings"]] == list(PROBES)
     assert all(
-        set(row) == {"capability", "ok", "reason", "cost", "remedy"} for row in rows["findings"]
+        set(row) == {"capability", "ok", "reason", "cost", "remedy", "status"}
+        for row in rows["findings"]
     )
+
+
+@pytest.mark.parametrize(
+    ("lacking", "last"),
+    [
+        (set(), "everything works here"),
+        ({"numa2", "uverbs"}, "everything works here; numa2 would make it better"),
+        ({"torch", "perf"}, "not everything works here: torch must be mended first"),
+    ],
+)
+def test_the_last_line_is_the_verdict(
+    lacking: set[str], last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(name: str) -> Finding:
+        entry = PROBES[name]
+        ok = name not in lacking
+        return Finding(name, ok, "seen", "" if ok else entry.cost, "" if ok else entry.remedy)
+
+    monkeypatch.setattr(probes, "probe", probe)
+    lines = CliRunner().invoke(command, []).stdout.splitlines()
+    assert lines[-1] == last
+    by_name = {line.split()[0]: line for line in lines[1 : 1 + len(PROBES)]}
+    for name in lacking:
+        told = any(line.startswith(f"{name}: costs:") for line in lines)
+        assert ("not needed" in by_name[name]) != told
+        assert ("missing" in by_name[name]) == told
 
 
 def test_need_decides_the_exit_status(findings: None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -79,7 +80,9 @@ def test_every_design_is_exact_and_takes_the_sparse_path(
     assert tbt_bytes["cxl"] < tbt_bytes["rdma-gather"] < tbt_bytes["rdma-sparse"]
     assert runs["rdma"]["local_bytes_modelled"] > runs["cxl"]["local_bytes_modelled"]
     written = sorted(path.name for path in out.iterdir())
-    assert written == sorted(["comparison.png", "runs.jsonl", *(f"ops-{n}.jsonl" for n in names)])
+    logs = [f"ops-{n}.jsonl" for n in names]
+    selections = [f"selections-{n}.npz" for n in range(8)]
+    assert written == sorted(["comparison.png", "runs.jsonl", *logs, *selections])
     assert leftovers(home) == []
 
 
@@ -103,6 +106,7 @@ def test_other_clocks_say_whose_time_it_is(home: Home, options: str) -> None:
     if clock["mode"] == "paced":
         assert (clock["profile"], clock["dilation"]) == ("sac-server", 100)
         assert clock["paceable_gb_per_s"] > 0
+        assert clock["dilation_to_hold"] > 1
     else:
         assert (clock["profile"], clock["dilation"]) == (None, None)
 
@@ -134,6 +138,39 @@ def test_the_other_rows_and_the_real_top_k_are_exact(home: Home, options: str) -
     assert run["rows_missed"] > 0
 
 
+@pytest.mark.slow
+def test_out_holds_the_results_of_one_run_and_what_was_not_ours(home: Home, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    figures(home, f"--backend cxl,dram --out {out} {QUICK}")
+    (out / "notes.txt").write_text("mine")
+    (out / "ops-old.jsonl").write_text("mine too")
+    (out / "selections-99.npz").write_text("of a longer run")
+    (out / "selections-mine.npz").write_text("mine")
+    elsewhere = tmp_path / "elsewhere.jsonl"
+    elsewhere.write_text("not here")
+    (out / "ops-rdma.jsonl").symlink_to(elsewhere)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    one_line(emu(f"run --backend hbm --hbm-bytes 1M --out {out}"), 1, "--hbm-bytes")
+    assert emu(f"run --backend hbm --dry-run --out {out}").returncode == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    figures(home, f"--backend hbm --out {out} {QUICK}")
+    left = {path.name: path.read_text(errors="replace") for path in out.iterdir()}
+    numbered = {name for name in left if re.fullmatch(r"selections-\d+\.npz", name)}
+    assert "selections-0.npz" in numbered
+    assert "selections-99.npz" not in numbered
+    assert sorted(left.keys() - numbered) == [
+        "comparison.png",
+        "notes.txt",
+        "ops-hbm.jsonl",
+        "ops-old.jsonl",
+        "runs.jsonl",
+        "selections-mine.npz",
+    ]
+    assert (left["notes.txt"], left["ops-old.jsonl"]) == ("mine", "mine too")
+    assert [json.loads(line)["backend"] for line in left["runs.jsonl"].splitlines()] == ["hbm"]
+    assert elsewhere.read_text() == "not here"
+
+
 def test_bad_input_is_one_line_and_leaves_nothing(home: Home, tmp_path: Path) -> None:
     good = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n'
     (tmp_path / "torn").write_text(good + '{"timestamp": 1, "inp')
@@ -160,6 +197,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(home: Home, tmp_path: Path) ->
     one_line(emu(f"run --out {tmp_path}/loop"), 1, "leads nowhere")
     (tmp_path / "out" / "runs.jsonl").mkdir(parents=True)
     one_line(emu(f"run --out {tmp_path}/out"), 1, "runs.jsonl is a directory")
+    (tmp_path / "logs" / "ops-cxl.jsonl").mkdir(parents=True)
+    one_line(emu(f"run --out {tmp_path}/logs"), 1, "ops-cxl.jsonl is a directory")
     one_line(emu("run --profile /dev/zero"), 1, "/dev/zero")
     one_line(emu("up -f /dev/zero"), 1, "not a regular file")
     one_line(emu("run --seed 18446744073709551616"), 2, "--seed")
@@ -178,8 +217,32 @@ def test_a_full_or_closed_stdout_is_no_traceback(home: Home) -> None:
     assert leftovers(home) == []
 
 
+def test_outputs_are_as_long_as_the_trace_says_unless_told_otherwise(
+    home: Home, tmp_path: Path
+) -> None:
+    line = '{"arrival_ms": 0, "input_tokens": %d, "output_tokens": %d, "prefix_ids": []}\n'
+    trace = tmp_path / "trace.jsonl"
+    lengths = ((3000, 100), (50, 7), (40, 9000), (5000, 2047))
+    trace.write_text("".join(line % pair for pair in lengths))
+
+    def planned(options: str) -> list[tuple[int, int]]:
+        done = emu(f"run --dry-run --json {options}")
+        assert done.returncode == 0, done.stderr
+        requests = json.loads(done.stdout)["requests"]
+        return [(r["input_tokens"], r["output_tokens"]) for r in requests]
+
+    assert planned(f"--trace {trace}") == [(1948, 100), (50, 7), (2, 2046), (2, 2046)]
+    given = f"--trace {trace} --output-tokens 16"
+    assert planned(given) == [(2032, 16), (50, 16), (40, 16), (2032, 16)]
+    assert {output for _, output in planned("--requests 3")} == {16}
+    assert planned(f"--trace {trace} --context 300 --requests 1") == [(200, 100)]
+    trace.write_text(line % (1, 3))
+    one_line(emu(f"run --dry-run --trace {trace}"), 1, "nothing to cache")
+
+
 def test_a_dry_run_prints_the_plan_and_starts_nothing(home: Home) -> None:
-    done = emu("run --dry-run --requests 3 --devices 2")
+    assert emu("run --dry-run --requests 3").stdout.startswith("cxl, rdma, ")
+    done = emu("run --dry-run --json --requests 3 --devices 2")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["testbed"] is None

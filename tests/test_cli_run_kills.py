@@ -21,9 +21,19 @@ if TYPE_CHECKING:
 LONG = "--backend cxl --requests 4 --context 1024 --output-tokens 900"
 
 
+def _heed_signals() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and children inherit that."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        argv(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv(command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heed_signals,
     )
 
 

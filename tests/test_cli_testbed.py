@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 from emu.cli.main import main
 from emu.provision import process
 from emu.provision.state import StateDirectory
+from emu.timing.profile_file import media_names, system_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,6 +174,186 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not home.state.exists() or list(home.state.glob("emu/testbeds/*")) == []
 
 
+def test_status_notices_devices_that_shrank_grew_or_are_gone(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    existing = tmp_path / "existing"
+    existing.write_bytes(bytes(3 << 20))
+    spec = tmp_path / "testbed.toml"
+    sizes = f'[[device]]\nsize = "1M"\n[[device]]\npath = "{existing}"\nsize = "2M"\n'
+    spec.write_text(f'{sizes}[rdma]\nmode = "off"\n')
+    assert run_emu("up", "-f", spec, "--dir", home.run)[0] == 0
+    made = home.run / "default" / "cxl0"
+
+    def status() -> tuple[dict[str, Any], str]:
+        (testbed,) = json.loads(run_emu("status", "--json")[1])["testbeds"]
+        return testbed, run_emu("status")[1]
+
+    testbed, text = status()
+    assert (testbed["state"], testbed["resized"], testbed["missing"]) == ("up", [], [])
+    for path, was, now, verb in (
+        (made, 1 << 20, 4096, "shrank"),
+        (made, 1 << 20, 2 << 20, "grew"),
+        (existing, 2 << 20, 0, "shrank"),
+    ):
+        before = path.stat().st_size
+        os.truncate(path, now)
+        testbed, text = status()
+        found = {"path": str(path), "recorded_bytes": was, "found_bytes": now}
+        assert (testbed["state"], testbed["resized"]) == ("damaged", [found])
+        assert f"default: device {path} {verb} from {was} to {now} bytes\n" in text
+        assert "emu down default" in text
+        os.truncate(path, before)
+        assert status()[0]["state"] == "up"
+    for path in (made, existing):
+        path.rename(path.with_name("aside"))
+        testbed, text = status()
+        assert (testbed["state"], testbed["missing"]) == ("damaged", [str(path)])
+        assert f"default: missing {path}\n" in text
+        path.mkdir()  # another thing of that name is not the device
+        assert status()[0]["missing"] == [str(path)]
+        path.rmdir()
+        path.with_name("aside").rename(path)
+    assert run_emu("down")[0] == 0
+    assert existing.stat().st_size == 3 << 20
+
+
+@pytest.mark.parametrize("how", ["text", "dots", "symbolic link", "hard link"])
+def test_one_device_under_two_names_is_refused(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]], how: str
+) -> None:
+    device, other = home.run / "device", home.run / "other"
+    device.write_bytes(bytes(1 << 20))
+    match how:
+        case "text":
+            other = device
+        case "dots":
+            other = home.run / ".." / home.run.name / "device"
+        case "symbolic link":
+            other.symlink_to(device)
+        case "hard link":
+            other.hardlink_to(device)
+    spec = home.run / "spec.toml"
+    spec.write_text(f'[[device]]\npath = "{device}"\n[[device]]\npath = "{other}"\n')
+    before = sorted(home.run.iterdir())
+    for dry_run in ([], ["--dry-run"]):
+        code, out, err = run_emu("up", "-f", spec, "--dir", home.run, *dry_run)
+        assert (code, out) == (1, "")
+        assert f"devices {device} and {other} are the same device" in err
+    assert sorted(home.run.iterdir()) == before
+
+
+def test_down_says_what_stays_beside_a_device_of_the_user(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]]
+) -> None:
+    device, spec = home.run / "device", home.run / "spec.toml"
+    device.write_bytes(bytes(1 << 20))
+    spec.write_text(f'[[device]]\npath = "{device}"\n[rdma]\nmode = "off"\n')
+    assert run_emu("up", "-f", spec, "--dir", home.run)[0] == 0
+    pool = home.run / "device.directory"
+    pool.write_bytes(b"x")
+    code, out, _ = run_emu("down", "--json")
+    assert code == 0
+    assert [left for left in json.loads(out)["testbeds"][0]["left"] if str(pool) in left]
+    assert pool.read_bytes() == b"x"
+
+
+def test_a_lock_of_a_killed_command_goes_and_one_in_use_stays(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]]
+) -> None:
+    state = StateDirectory()
+    state.path.mkdir(parents=True)
+    stale, used = state.path / "stale.lock", state.path / "used.lock"
+    stale.touch()
+    with state.lock("used"):
+        assert run_emu("down", "--all")[0] == 0
+        assert not stale.exists()
+        assert used.exists()
+
+
+def test_a_state_directory_that_cannot_be_read_is_no_absence(
+    home: Home,
+    run_emu: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").touch()
+    with monkeypatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+        for verb in (["status"], ["down", "--all"], ["down"]):
+            code, _, err = run_emu(*verb)
+            assert code == 1
+            assert "cannot be read" in err
+
+
+def test_a_hostile_record_blocks_no_other_testbed(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert run_emu("up", "--cxl-devices", "1", "--device-size", "1M", "--dir", home.run)[0] == 0
+    bad = StateDirectory().record_path("bad")
+    for content in ("[" * 100_000, "null", "9" * 5_000):
+        bad.write_text(content)
+        code, out, _ = run_emu("status")
+        assert code == 0
+        assert "unreadable" in out
+        assert "default  up" in out
+        assert run_emu("env")[0] == 0
+    code, _, err = run_emu("down", "--all")
+    assert code == 1
+    assert "bad.json" in err
+    bad.unlink()
+    assert StateDirectory().names() == []
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_exec_runs_where_standard_streams_are_closed(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]], closed: tuple[int, ...]
+) -> None:
+    assert run_emu("up", "--cxl-devices", "1", "--device-size", "1M", "--dir", home.run)[0] == 0
+    ran = home.run / "ran"
+    program = f"import os, sys; open({str(ran)!r}, 'w').write(os.readlink('/proc/self/fd/0'))"
+    command = [
+        sys.executable,
+        "-m",
+        "emu.cli",
+        "exec",
+        "host0",
+        "--",
+        sys.executable,
+        "-c",
+        program,
+    ]
+    redirections = "".join(f" {fd}{'<' if fd == 0 else '>'}&-" for fd in closed)
+    shell = f"{shlex.join(command)}{redirections}"
+    done = subprocess.run(
+        shell, shell=True, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+    )
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert ran.read_text() == "/dev/null"
+    ran.unlink()
+
+
+def test_exec_of_what_cannot_be_run_ends_as_a_shell_does(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    assert run_emu(*up(home))[0] == 0
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "binary").write_bytes(b"\x7fELF, or so it says")
+    (tmp_path / "binary").chmod(0o755)
+    (tmp_path / "script").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "script").chmod(0o755)
+    for command in ("no-such-program", "/no/such/path", "text", "binary", "script", "."):
+        path = command if command.startswith(("no", "/")) else str(tmp_path / command)
+        shell = subprocess.run(["bash", "-c", '"$0"', path], capture_output=True, check=False)
+        status, out, err = run_emu("exec", "host0", "--", path)
+        assert (status, out) == (shell.returncode, ""), command
+        assert err.startswith(f"emu: {path!r} cannot be run: ")
+        assert err.count("\n") == 1
+    (testbed,) = json.loads(run_emu("status", "--json")[1])["testbeds"]
+    assert testbed["processes"] == []
+    assert run_emu("down")[0] == 0
+
+
 def test_a_name_in_use_is_refused_and_the_testbed_unharmed(
     home: Home, run_emu: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -307,3 +490,65 @@ def test_a_reader_that_has_seen_enough_is_no_error(
         logs.stdout.close()
         assert logs.stderr.read() == b""
         assert logs.wait(60) == 0
+
+
+def test_a_script_can_tell_a_testbed_that_is_not_whole(
+    home: Home, run_emu: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert run_emu("status")[0] == 0
+    assert run_emu("status", "--check")[0] == 1
+    assert run_emu(*up(home, "--name", "lab"))[0] == 0
+    status, out, _ = run_emu("status", "--check")
+    assert status == 0
+    for words in ("2 x 1 MiB", "sac-server", "bi"):
+        assert words in out
+    assert run_emu(*up(home, "--name", "other"))[0] == 0
+    (home.run / "other" / "cxl1").unlink()
+    assert [run_emu("status", *more)[0] for more in ([], ["--json"])] == [0, 0]
+    assert [run_emu("status", "--check", *more)[0] for more in ([], ["--json"], ["other"])] == [
+        1,
+        1,
+        1,
+    ]
+    assert run_emu("status", "--check", "lab")[0] == 0
+    out = run_emu("down", "lab")[1]
+    assert "files removed, 0 processes ended\n" in out
+    assert run_emu("down", "other")[0] == 0
+
+
+def test_down_says_pids_as_pids(home: Home, run_emu: Callable[..., tuple[int, str, str]]) -> None:
+    assert run_emu(*up(home, "--rdma", "node"))[0] == 0
+    pid = StateDirectory().load("default").processes[0].process.pid
+    assert f"1 process ended (pid {pid})" in run_emu("down")[1]
+
+
+def test_profiles_are_listed_with_their_numbers(
+    run_emu: Callable[..., tuple[int, str, str]],
+) -> None:
+    listed = json.loads(run_emu("profiles", "--json")[1])["profiles"]
+    assert [p["name"] for p in listed] == [*system_names(), *media_names()]
+    assert all(p["description"] for p in listed)
+    for profile in listed:
+        status, out, err = run_emu("profiles", profile["name"], "--json")
+        figures = json.loads(out)["figures"]
+        assert (status, err) == (0, "")
+        assert all(figure["source"] and figure["date"] for figure in figures.values())
+        assert any(key.endswith("latency_ns") for key in figures)
+    assert "another name of cxl-switch-beluga" in run_emu("profiles")[1]
+    assert "per_request_ns" in run_emu("profiles", "sac-server")[1]
+    status, _, err = run_emu("profiles", "sac-sever")
+    assert status == 1
+    assert "sac-server" in err
+
+
+def test_traces_say_where_they_went(
+    tmp_path: Path, run_emu: Callable[..., tuple[int, str, str]]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    status, out, err = run_emu("trace", "generate", "--requests", 4, "--out", trace)
+    assert (status, out, err) == (0, "", f"4 requests to {trace}\n")
+    whole, cut = (
+        json.loads(run_emu("trace", "inspect", trace, "--json", *more)[1])["input_tokens"]["max"]
+        for more in ([], ["--context", 800])
+    )
+    assert cut < 800 <= whole

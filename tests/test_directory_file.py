@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +32,7 @@ def plan(page, directory, formatted=True, pids=(), size_bytes=DEVICE_BYTES):
     [
         (ZERO, None, False, Action.FORMAT),
         (PAGE.to_page(), PAGE, True, Action.USE),
-        (PAGE.to_page(), None, False, Action.FORMAT),  # its directory is gone
         (ZERO, PAGE, True, Action.FORMAT),  # the device was made anew
-        (replace(PAGE, uuid=b"v" * 16).to_page(), PAGE, True, Action.FORMAT),
         (OTHER.to_page(), OTHER, True, Action.FORMAT),
         (ZERO, PAGE, False, Action.FINISH),
         (TORN, PAGE, False, Action.FINISH),
@@ -45,6 +44,15 @@ def test_what_opening_does(page, directory, formatted, action):
     assert plan(page, directory, formatted) is action
 
 
+@pytest.mark.parametrize("page", [PAGE, OTHER, replace(PAGE, uuid=b"v" * 16)])
+@pytest.mark.parametrize("directory", [None, replace(PAGE, uuid=b"w" * 16)])
+@pytest.mark.parametrize("pids", [(), (7,)])
+def test_a_pool_without_its_directory_is_never_formatted(page, directory, pids):
+    with pytest.raises(MediumError, match="directory is not beside it") as refused:
+        plan(page.to_page(), directory, directory is not None, pids)
+    assert refused.value.status == "DIRECTORY_ELSEWHERE"
+
+
 def test_a_device_that_grew_keeps_its_geometry():
     assert plan(PAGE.to_page(), PAGE, size_bytes=2 * DEVICE_BYTES) is Action.USE
 
@@ -52,7 +60,7 @@ def test_a_device_that_grew_keeps_its_geometry():
 def test_a_device_that_was_cut_is_formatted_anew_only_when_nobody_holds_it():
     small = DEVICE_BYTES - LAYOUT.block_bytes
     assert plan(PAGE.to_page(), PAGE, size_bytes=small) is Action.FORMAT
-    with pytest.raises(MediumError, match="cut while process 7, 9 "):
+    with pytest.raises(MediumError, match="cut while requests on it are held by process 7, 9"):
         plan(PAGE.to_page(), PAGE, pids=(7, 9), size_bytes=small)
 
 
@@ -63,8 +71,18 @@ def test_living_holders_keep_a_device():
         OTHER.layout.hex(),
         LAYOUT.fingerprint().hex(),
     )
+    for component in LAYOUT.components:
+        assert f"{component.name} {component.row_bytes} B" in str(mismatch.value)
     with pytest.raises(MediumError, match="replaced"):
         plan(ZERO, PAGE, pids=(7,))
+
+
+def test_a_holder_that_is_the_caller_is_not_told_to_stop_a_stranger():
+    with pytest.raises(LayoutMismatch, match=rf"held by this process \({os.getpid()}\): close"):
+        plan(OTHER.to_page(), OTHER, pids=(os.getpid(),))
+    both = rf"this process \({os.getpid()}\) and process 7"
+    with pytest.raises(MediumError, match=both):
+        plan(ZERO, PAGE, pids=(7, os.getpid()))
 
 
 @pytest.mark.parametrize("page", [TORN, b"\x7fELF".ljust(4096, b"\0"), ZERO[:-1] + b"x"])
@@ -159,3 +177,10 @@ def test_a_directory_that_stays_locked_is_an_error(node, place, directory, monke
         other.execute("ROLLBACK")
         other.close()
         assert not store.exists(["a"])[0]
+
+
+def test_two_threads_on_one_store_are_told_so_and_no_file_is_blamed(place):
+    with place.open() as store, store._directory._database.transaction():
+        with pytest.raises(UserError, match="one store per thread") as refused:
+            store.exists(["a"])
+        assert "remove" not in str(refused.value)

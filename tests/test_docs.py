@@ -12,11 +12,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from emu.cli.run import command as run_verb
+from emu.sac.config import PRESETS
+from emu.timing.profile_file import load_system
+
 if TYPE_CHECKING:
     from conftest import Home
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "docs/simulator.md",
+)
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -76,6 +86,10 @@ def test_python_examples(number: int, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("home")
 def test_spec_file_examples(tmp_path: Path) -> None:
     for body in blocks("toml"):
+        if body.startswith("base"):
+            (tmp_path / "profile.toml").write_text(body)
+            assert load_system(str(tmp_path / "profile.toml")).links["nic"]
+            continue
         (tmp_path / "testbed.toml").write_text(body)
         result = run(
             ["emu", "up", "-f", "testbed.toml", "--dir", str(tmp_path), "--dry-run"], tmp_path
@@ -124,6 +138,7 @@ def test_every_output_field_is_explained() -> None:
     body = source[source.index("    return {\n") :]
     fields = set(re.findall(r'^        "(\w+)":', body[: body.index("    }\n")], re.MULTILINE))
     assert {"backend", "clock", "tokens_match"} <= fields
+    fields.add("spec")  # what was run, beside what came of it
     table = (ROOT / "README.md").read_text().split("| field | meaning |")[1].split("\n\n")[0]
     named = {
         name
@@ -132,6 +147,30 @@ def test_every_output_field_is_explained() -> None:
     }
     assert fields - named == {"requests", "output_tokens", "differences"}
     assert named <= fields
+
+
+def test_the_models_table_and_the_options_say_what_the_models_are() -> None:
+    table = (ROOT / "README.md").read_text().split("| model | layers |")[1].split("\n\n")[0]
+    rows = {
+        cells[1].strip("` "): cells[2:7]
+        for cells in (r.split("|") for r in table.splitlines())
+        if len(cells) > 6
+    }
+    for name, config in PRESETS.items():
+        rows_bytes = {c.name: c.row_bytes for c in config.layout("bf16").components}
+        wanted = [
+            f"{config.num_layers}",
+            f"{config.top_k:,}",
+            f"{config.hot_buffer:,}",
+            f"{config.max_context:,}",
+            f"{rows_bytes['kv']:,} + {rows_bytes['index']} B",
+        ]
+        assert [cell.strip() for cell in rows[name]] == wanted
+    help_of = {option.name: getattr(option, "help", "") for option in run_verb.params}
+    for name, config in PRESETS.items():
+        assert f"{name} {config.top_k}" in help_of["top_k"]
+        assert f"{name} {config.hot_buffer}" in help_of["hot_buffer"]
+        assert f"{name} ({config.num_layers} layers)" in help_of["model"]
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

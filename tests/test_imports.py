@@ -17,26 +17,33 @@ HOST = {"host_memory", "devdax", "process"}  # facts of this machine
 MAY_IMPORT = {
     "errors": set(),
     "units": {"errors"},
-    "layout": set(),
+    "layout": {"errors"},
     "host_memory": {"errors", "units"},
     "devdax": set(),
-    "process": set(),
-    "store": {"layout", "descriptor_wire"},  # the wire form late: it makes descriptors
+    "process": {"errors"},
+    "store": {"errors", "layout", "descriptor_wire"},  # the wire form late: it makes descriptors
     "descriptor_wire": {"errors", "store"},
-    "suggest": set(),
+    "suggest": {"errors"},
     "json_output": set(),
+    "toml_file": {"errors"},
     "server": {"errors"},
     "registry": FOUNDATION,
     "numa": {"store", "_native"},
     "pool": FOUNDATION | {"descriptor_wire", "process", "devdax", "_native"},
-    "timing": {"errors", "suggest", "process", "_native"},
+    "timing": {"errors", "suggest", "toml_file", "process", "_native"},
     "trace": {"errors"},
-    "provision": {"errors", "units", "suggest", "server", "registry", "timing"} | HOST,
+    "provision": {"errors", "units", "suggest", "toml_file", "server", "registry", "timing"} | HOST,
     "probes": {"errors", "units", "suggest", "host_memory", "numa", "provision", "_native"},
     "sac": FOUNDATION
     | HOST
-    | {"json_output", "suggest", "_native", "registry", "server", "timing", "trace", "provision"},
+    | {"json_output", "suggest", "_native", "registry", "server", "timing", "trace", "provision"}
+    | {"locality"},
     "bench": FOUNDATION | {"_native", "registry", "server", "host_memory"},
+    "locality": FOUNDATION | {"suggest", "timing", "_native"},
+    "sim": FOUNDATION | {"suggest", "sac", "locality", "timing", "trace", "_native"},
+    "capacity": FOUNDATION | {"sac", "sim"},
+    "calibrate": {"errors", "timing"},
+    "study": FOUNDATION | {"suggest", "sac", "sim", "capacity", "locality", "timing"},
 }
 
 
@@ -138,7 +145,7 @@ def test_backends_import_only_what_a_backend_may_use() -> None:
 def test_heavy_packages_stay_in_their_rooms() -> None:
     assert outside("torch", ("emu/sac/", "emu/bench/")) == []
     assert outside("click", ("emu/cli/",)) == []
-    assert outside("matplotlib", ("emu/sac/", "emu/bench/")) == []
+    assert outside("matplotlib", ("emu/sac/", "emu/bench/", "emu/study/")) == []
     assert outside("transformers", ()) == []
 
 

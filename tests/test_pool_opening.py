@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
+import tempfile
 import time
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,6 +86,15 @@ def device(tmp_path):
 
 
 @pytest.fixture
+def shm_device():
+    folder = Path(tempfile.mkdtemp(prefix="emu-test-", dir="/dev/shm"))
+    path = folder / "cxl0"
+    path.write_bytes(bytes(DEVICE_BYTES))
+    yield path
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
 def place(device):
     return Place(f"cxl://{device}", StoreOptions())
 
@@ -141,6 +153,55 @@ def test_a_truncated_device_is_an_error_not_a_signal(device, place):
         ):
             with pytest.raises(MediumError, match=f"from {DEVICE_BYTES} to 8192 bytes"):
                 call()
+
+
+@pytest.mark.parametrize("cut_bytes", [0, 4096, 8192, DEVICE_BYTES - 4096])
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="holes are told on tmpfs")
+def test_a_device_cut_and_grown_back_is_not_read_as_zeros(shm_device, cut_bytes):
+    with Place(f"cxl://{shm_device}", StoreOptions()).open() as store:
+        store.put(["a"], [value("a", 200)])
+        slots = store.slots(["a"])
+        os.truncate(shm_device, cut_bytes)
+        os.truncate(shm_device, DEVICE_BYTES)
+        refuse_everything(store, slots)
+
+
+def refuse_everything(store, slots):
+    out = np.zeros((1, 1, 656), np.uint8)
+    tokens = np.zeros((1, 1), np.int32)
+    for call in (
+        lambda: store.gather(slots, 2, tokens, out),
+        lambda: store.fetch(int(slots[0]), "kv", 0, np.zeros((3, 1, 656), np.uint8)),
+        lambda: store.get(["a"], [value("b", 200)]),
+        lambda: store.append(slots, 2, tokens[0], out),
+        lambda: store.reserve("b", 1),
+        lambda: store.put(["b"], [value("b", 1)]),
+        lambda: store.publish("a"),
+    ):
+        with pytest.raises(MediumError) as refused:
+            call()
+        assert refused.value.status in {"DEVICE_TRUNCATED", "POOL_REPLACED"}
+
+
+def test_a_header_overwritten_under_a_store_is_noticed(device, place):
+    """Whatever the file system, and whoever did it."""
+    with place.open() as store:
+        store.put(["a"], [value("a", 200)])
+        slots = store.slots(["a"])
+        with device.open("r+b") as file:
+            file.write(bytes(64))
+        refuse_everything(store, slots)
+
+
+@pytest.mark.parametrize("name", [os.link, os.symlink])
+def test_two_names_of_a_device_are_one_pool(device, place, name):
+    other = device.with_name("other")
+    name(device, other)
+    with place.open() as store, Place(f"dram://{other}", StoreOptions()).open() as again:
+        store.put(["a"], [value("a", 200)])
+        again.put(["b"], [value("b", 200)])
+        assert store.exists(["a", "b"]).tolist() == [True, True]
+        assert same(read(store, int(store.slots(["a"])[0]), 200), value("a", 200))
 
 
 def open_and_tell(pipe, place, layout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,9 +11,12 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from memory_nodes import wait_until
 
-from emu.process import ProcessId, identify
+from emu import process as process_module
+from emu.errors import HostError
+from emu.process import ProcessId, identify, state
 from emu.provision.process import terminate
 
 
@@ -41,7 +45,7 @@ def test_a_killed_child_is_dead_before_and_after_it_is_reaped():
 
 
 def test_another_process_with_the_same_pid_is_not_it():
-    assert not replace(ProcessId.current(), start_time=ProcessId.current().start_time + 1).alive()
+    assert not replace(ProcessId.current(), start_time=ProcessId.current().start_time + 2).alive()
 
 
 def test_a_process_of_another_boot_is_dead():
@@ -80,3 +84,73 @@ def test_what_lives_in_another_namespace_is_not_signalled():
             assert child.poll() is None
         finally:
             child.kill()
+
+
+def failing(number):
+    def read_bytes(path):
+        raise OSError(number, os.strerror(number), str(path))
+
+    return read_bytes
+
+
+@pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "EACCES", "EPERM", "EIO", "ENOENT"])
+def test_who_cannot_be_looked_up_is_not_dead(monkeypatch, name):
+    own = ProcessId.current()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", failing(getattr(errno, name)))
+        assert own.alive()
+        assert state(own.pid) == "?"
+        with pytest.raises(OSError, match=os.strerror(getattr(errno, name))):
+            identify(own.pid)
+        with pytest.raises(HostError, match="cannot look itself up"):
+            ProcessId.current()
+    assert own.alive()
+
+
+def test_who_has_ended_is_dead_also_where_proc_hides_processes(monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        process = identify(child.pid) or ProcessId(child.pid, 0)
+    monkeypatch.setattr(Path, "read_bytes", failing(errno.ENOENT))
+    assert not process.alive()
+    assert identify(process.pid) is None
+
+
+def test_processes_are_the_same_from_another_time_namespace(monkeypatch):
+    """As seen by `unshare -T --boottime 100000`: /proc adds the reader's offset to every start time."""
+    own, parent = ProcessId.current(), identify(os.getppid())
+    offset_s = 100_000
+    read_bytes, read_text = Path.read_bytes, Path.read_text
+
+    def shifted_bytes(path):
+        raw = read_bytes(path)
+        if path.name != "stat":
+            return raw
+        before, _, after = raw.rpartition(b")")
+        fields = after.split()
+        fields[19] = b"%d" % (int(fields[19]) + offset_s * os.sysconf("SC_CLK_TCK"))
+        return before + b") " + b" ".join(fields)
+
+    def offsets(path, *args, **kwargs):
+        if path.name != "timens_offsets":
+            return read_text(path, *args, **kwargs)
+        return f"monotonic           0         0\nboottime       {offset_s}         0\n"
+
+    monkeypatch.setattr(Path, "read_bytes", shifted_bytes)
+    assert not own.alive()  # without the offset it would be another process
+    monkeypatch.setattr(Path, "read_text", offsets)
+    assert own.alive()
+    assert (ProcessId.current(), identify(os.getppid())) == (own, parent)
+
+
+@pytest.mark.parametrize(
+    ("text", "ticks"),
+    [
+        ("monotonic  1  0\nboottime  0  0\n", 0),
+        ("monotonic  0  0\nboottime  -3  0\n", -3),
+        ("boottime  2  500000000\n", 2.5),
+        ("", 0),
+    ],
+)
+def test_the_offset_of_a_time_namespace(monkeypatch, text, ticks):
+    monkeypatch.setattr(Path, "read_text", lambda path: text)
+    assert process_module._boottime_offset_ticks() == ticks * os.sysconf("SC_CLK_TCK")

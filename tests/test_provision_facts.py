@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def test_paths(tmp_path: Path) -> None:
     file = tmp_path / "device"
     file.write_bytes(bytes(4096))
-    assert path_facts(file) == facts.PathFacts("file", 4096, usable=True)
+    found = file.stat()
+    same = ("file", found.st_dev, found.st_ino)
+    assert path_facts(file) == facts.PathFacts("file", 4096, usable=True, identity=same)
     assert path_facts(tmp_path).kind == "other"
     assert path_facts(tmp_path / "none").kind == "missing"
     assert path_facts(tmp_path / "none" / "x").kind == "missing"

@@ -92,7 +92,6 @@ def test_a_flag_beats_the_file_but_not_an_existing_path(tmp_path: Path) -> None:
         ('[[device]]\npath="/a:b"', ["path", "absolute path"]),
         ('[[device]]\nserial=0\nsize="1M"', ["serial", "out of range"]),
         ('[[device]]\nserial=2\n[[device]]\nsize="1M"', ["serial 2"]),
-        ('[[device]]\npath="/a"\n[[device]]\npath="/a"', ["path /a"]),
         ("[device]\nsize=1", ["[[device]]"]),
         ("testbed = 3", ["[testbed]", "not a table"]),
         ("device = [3]", ["[[device]] 0", "not a table"]),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import emu
-from emu.errors import TestbedError, UserError
+from emu.errors import ProgramError, TestbedError, UserError
 from emu.provision import process
 from emu.provision.condition import inspect
 from emu.provision.runner import Runner
@@ -130,8 +130,9 @@ def test_exec_ends_at_its_timeout(lab: Testbed) -> None:
 
 
 def test_a_program_that_is_not_there_is_a_clear_error(lab: Testbed) -> None:
-    with pytest.raises(UserError, match="'no-such-program' cannot be run"):
+    with pytest.raises(ProgramError, match="'no-such-program' cannot be run") as refused:
         lab.exec("host0", ["no-such-program"])
+    assert (refused.value.program, refused.value.shell_status) == ("no-such-program", 127)
     assert StateDirectory().load("lab").processes == []
 
 

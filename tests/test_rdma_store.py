@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -64,8 +65,58 @@ class TestRdma(StoreContract):
             with pytest.raises(MediumError) as fault:
                 call()
             assert fault.value.status in {"IBV_WC_RETRY_EXC_ERR", "IBV_WC_WR_FLUSH_ERR"}
-            assert fault.value.remedy
+            assert "open the store again" in fault.value.remedy or "has ended" in fault.value.remedy
         store.close()
+
+    @pytest.mark.parametrize("stop", [True, False])
+    def test_a_silent_node_is_an_error_after_the_store_s_timeout(self, make_store, node, stop):
+        """Stopped, or running with all its threads asleep: the error says which process to look at, and how it is."""
+        pid = node.process.pid
+        store = make_store(timeout_s=0.5)
+        store.put(["a"], [value("a", 64)])
+        slots = store.slots(["a"])
+        out = store.buffer(WIDTH).reshape(1, 1, WIDTH)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            if not stop:
+                store._medium._connection._node_pid = os.getpid()  # one that runs
+            began = time.monotonic()
+            with pytest.raises(MediumError) as fault:
+                store.gather(slots, 0, tokens_of([3]), out)
+            assert time.monotonic() - began >= 0.5
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        said = f"process {pid} is stopped: `kill -CONT {pid}`" if stop else "did nothing for 0.5 s"
+        assert said in str(fault.value)
+        store.close()
+        again = make_store()
+        assert same(read(again, again.slots(["a"])[0], 64), value("a", 64))
+
+    def test_two_names_of_a_node_are_one_pool_or_refused(self, make_store, node, tmp_path):
+        store = make_store()
+        store.put(["a"], [value("a", 100)])
+        linked, hard = tmp_path / "linked.sock", tmp_path / "hard.sock"
+        linked.symlink_to(node.address)
+        os.link(node.address, hard)
+        with Place(f"rdma://{linked}", StoreOptions()).open() as again:
+            again.put(["b"], [value("b", 100)])
+        assert store.exists(["a", "b"]).tolist() == [True, True]
+        with pytest.raises(MediumError) as refused:
+            Place(f"rdma://{hard}", StoreOptions()).open()
+        assert refused.value.status == "DIRECTORY_ELSEWHERE"
+        assert same(read(store, int(store.slots(["a"])[0]), 100), value("a", 100))
+
+    def test_a_header_overwritten_under_a_store_is_noticed(self, store, node):
+        store.put(["a"], [value("a", 100)])
+        node.raw[:64] = 0
+        for call in (
+            lambda: store.reserve("b", 1),
+            lambda: store.put(["b"], [value("b", 1)]),
+            lambda: store.publish("a"),
+        ):
+            with pytest.raises(MediumError) as refused:
+                call()
+            assert refused.value.status == "POOL_REPLACED"
 
     def test_a_new_node_at_the_same_path_is_empty(self, make_store, node):
         store = make_store()
@@ -81,6 +132,12 @@ class TestRdma(StoreContract):
             fresh.put(["a"], [value("again", 64)])
             assert same(read(fresh, fresh.slots(["a"])[0], 64), value("again", 64))
             fresh.close()
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
+def test_a_timeout_that_is_none_is_refused(tmp_path, timeout_s):
+    with pytest.raises(UserError, match="timeout"):
+        open_store(f"rdma://{tmp_path}/n.sock", LAYOUT, StoreOptions(timeout_s=timeout_s))
 
 
 def test_no_node_no_store(tmp_path):

@@ -138,7 +138,7 @@ def scatter(tables, memory, slots, start, n, row_bytes=132):
 
 @pytest.mark.parametrize(
     ("start", "n", "token"),
-    [(101, 1, 101), (63, 1, 63), (-1, 1, -1), (100, 65, 164)],
+    [(101, 1, 101), (63, 1, 63), (-1, 1, -1), (100, 31, 130)],
     ids=["gap", "shared", "negative", "past capacity"],
 )
 def test_scatter_refuses_what_may_not_be_written_and_writes_nothing(start, n, token):
@@ -146,7 +146,7 @@ def test_scatter_refuses_what_may_not_be_written_and_writes_nothing(start, n, to
     before = memory.copy()
     tables = _native.RowTables(BLOCK, 1)
     good = tables.add(np.array([0, 4], np.int32), 0, 0, 0)
-    bad = tables.add(np.array([1, 2, 3], np.int32), 100, 64, 100)
+    bad = tables.add(np.array([1, 2, 3], np.int32), 100, 64, 100, 30)
     with pytest.raises(_native.TokenFault) as caught:
         scatter(tables, memory, [good, bad], [0, start], n)
     assert caught.value.args == (bad, token, 100)
@@ -236,20 +236,23 @@ def test_a_removed_slot_is_stale_even_when_its_place_was_taken_again():
 
 
 @pytest.mark.parametrize(
-    ("blocks", "prompt", "shared", "length"),
+    ("blocks", "prompt", "shared", "length", "append"),
     [
-        ([0], 65, 0, 0),
-        ([0], 64, 65, 0),
-        ([0], 64, 0, 65),
-        ([0], 64, 0, -1),
-        ([-1], 64, 0, 0),
-        ([0], -1, 0, 0),
+        ([0], 65, 0, 0, -1),
+        ([0], 64, 65, 0, -1),
+        ([0], 64, 0, 65, -1),
+        ([0], 64, 0, -1, -1),
+        ([-1], 64, 0, 0, -1),
+        ([0], -1, 0, 0, -1),
+        ([0, 1], 64, 0, 0, 65),
+        ([0, 1], 64, 0, 0, -2),
+        ([0, 1], 64, 0, 75, 10),
     ],
 )
-def test_tables_refuse_a_request_that_cannot_be(blocks, prompt, shared, length):
+def test_tables_refuse_a_request_that_cannot_be(blocks, prompt, shared, length, append):
     tables = _native.RowTables(BLOCK, 1)
     with pytest.raises(ValueError, match=r"block|length"):
-        tables.add(np.array(blocks, np.int32), prompt, shared, length)
+        tables.add(np.array(blocks, np.int32), prompt, shared, length, append)
 
 
 def test_lengths_and_shared_tokens_can_be_set():

@@ -10,6 +10,7 @@ import pytest
 from sac_harness import Engine, requests
 
 from emu.errors import StoreError
+from emu.sac.designs import DESIGNS
 from emu.sac.hot_buffer import HotBuffer
 from emu.sac.plan import RunSpec
 from emu.sac.step import DecodeStep, remote_runs
@@ -29,10 +30,12 @@ TRACE = requests((700, 5), (650, 6), (1100, 4), (130, 5), (90, 3), shared=1)
 def engine(tmp_path: Path) -> Iterator[Callable[[RunSpec, list[Request]], Engine]]:
     made: list[Engine] = []
 
-    def make(spec: RunSpec = SPEC, trace: list[Request] = TRACE) -> Engine:
+    def make(
+        spec: RunSpec = SPEC, trace: list[Request] = TRACE, pools: int | None = None
+    ) -> Engine:
         directory = tmp_path / str(len(made))
         directory.mkdir()
-        made.append(Engine.make(directory, spec, trace))
+        made.append(Engine.make(directory, spec, trace, pools=pools))
         made[-1].prefill()
         return made[-1]
 
@@ -126,6 +129,42 @@ def test_the_operation_log_replays_to_the_same_times(engine) -> None:
     assert end_ns.tolist() == [row.end_ns for row in rows]
 
 
+@pytest.mark.parametrize(("design", "pools"), [("cxl", None), ("rdma-sparse", 1)])
+def test_each_device_is_charged_for_its_own_rows(engine, design: str, pools: int | None) -> None:
+    """One GPU's batch over three devices; the requests differ in length, so their bytes do too."""
+    run = engine(replace(SPEC, gpus=1, devices=3, concurrency=5), pools=pools)
+    decoded = run.decode(design)
+    records = {record.number: record for record in decoded.records}
+    read, written = [0] * 3, [0] * 3
+    for op in run.clock.log.ops:
+        if op.kind == "transfer":
+            moved = written if op.label.startswith("write back") else read
+            moved[op.device] += op.bytes
+    for device in range(3):
+        own = [plan for plan in run.plans if plan.device == device]
+        assert read[device] == sum(records[plan.number].bytes_fetched for plan in own)
+        tokens = sum(plan.request.output_tokens for plan in own)
+        assert written[device] == tokens * run.model.layout.token_bytes
+    if design == "rdma-sparse":
+        links = run.clock.utilisation()
+        assert [links[f"remote_dram[{d}]"].nbytes for d in range(3)] == [
+            r + w for r, w in zip(read, written, strict=True)
+        ]
+    assert run.differences(decoded) == []
+
+
+@pytest.mark.parametrize("design", ["rdma", "dram"])
+def test_one_local_memory_is_read_at_once_whatever_device_a_request_was_placed_on(
+    engine, design: str
+) -> None:
+    run = engine(replace(SPEC, gpus=1, devices=3, concurrency=5), pools=1)
+    run.decode(design)
+    for label in ("misses 0", "write back 1"):
+        starts = [op.start_ns for op in run.clock.log.ops if op.label == label]
+        assert starts
+        assert len(set(starts)) == len(starts)
+
+
 def test_round_1_charges_prefill_and_round_2_does_not(engine) -> None:
     in_pool, computed = (engine(replace(SPEC, round=number)).decode() for number in (2, 1))
     assert all(record.prefill_compute_ns == 0 for record in in_pool.records)
@@ -148,6 +187,27 @@ def test_ttft_is_the_sum_of_its_parts(engine) -> None:
         assert record.queue_ns >= 0
         assert record.token_ns[0] > before_step + record.stall_ns[0] - 1
         assert len(record.tokens) == len(record.token_ns) == len(record.stall_ns)
+
+
+@pytest.mark.parametrize("arrivals", ["closed", "trace"])
+@pytest.mark.parametrize("design", sorted(DESIGNS.keys() - {"rdma-gather"}))  # files pack no rows
+def test_what_a_late_paced_run_waits_for_bytes_is_the_model_s(
+    engine, design: str, arrivals: str
+) -> None:
+    """At dilation 1 every host is late, and none of its own work may pass for waiting."""
+    trace = [replace(r, arrival_ms=0.7 * i) for i, r in enumerate(TRACE)]
+    spec = replace(SPEC, arrivals=arrivals, round=1)
+    exact, paced = (
+        {record.number: record for record in engine(each, trace).decode(design).records}
+        for each in (spec, replace(spec, time="paced"))
+    )
+    for number, record in paced.items():
+        assert record.attach_transfer_ns == exact[number].attach_transfer_ns
+        assert record.stall_ns == exact[number].stall_ns
+        assert record.queue_ns == exact[number].queue_ns
+        assert record.token_ns[0] > exact[number].token_ns[0]
+        if design == "hbm":
+            assert set(record.stall_ns) == {0}
 
 
 def test_an_open_loop_keeps_the_trace_s_times(engine) -> None:

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from contract_base import (
     BLOCK,
     DEVICE_BYTES,
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from emu import StoreOptions
-from emu.errors import KeyExists, StoreFull
+from emu.errors import KeyExists, StoreFull, UserError
 
 KEYS = st.sampled_from("abcdef")
 SEEDS = st.sampled_from(["p", "q"])
@@ -64,8 +65,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             assert key not in self.live
             assert got.shared_tokens % BLOCK == 0
-            capacity = prompt + -(-more // BLOCK) * BLOCK
-            self.live[key] = Model(seed, prompt, capacity, got.shared_tokens)
+            self.live[key] = Model(seed, prompt, prompt + more, got.shared_tokens)
             self.slots[key] = got.slot
 
     @precondition(lambda self: self.live)
@@ -77,6 +77,15 @@ class StoreMachine(RuleBasedStateMachine):
         rows = value(model.seed, model.written + count)
         write(self.writer, self.slots[key], rows, model.written, model.written + count)
         model.written += count
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), count=st.integers(1, BLOCK))
+    def append_too_much(self, data, count):
+        key = data.draw(st.sampled_from(sorted(self.live)))
+        model = self.live[key]
+        rows = value(model.seed, model.reserved + count)
+        with pytest.raises(UserError):
+            write(self.writer, self.slots[key], rows, model.written, model.reserved + count)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -140,7 +149,10 @@ class StoreMachine(RuleBasedStateMachine):
             return
         used = self.writer.stats().used_bytes // LAYOUT.block_bytes
         models = {id(m): m for m in [*self.live.values(), *(m for _, m, _ in self.attached)]}
-        blocks = [-(-m.prompt // BLOCK) + (m.reserved - m.prompt) // BLOCK for m in models.values()]
+        blocks = [
+            LAYOUT.blocks_for(m.prompt) + LAYOUT.blocks_for(m.reserved - m.prompt)
+            for m in models.values()
+        ]
         assert max(blocks, default=0) <= used <= min(sum(blocks), NUM_BLOCKS)
         assert used > 0 or not np.any(blocks)
 

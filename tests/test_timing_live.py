@@ -8,11 +8,13 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from emu import _native
 from emu.errors import UserError
 from emu.timing.clock import make_clock
-from emu.timing.pace import measure_gather_gb_per_s
+from emu.timing.pace import dilation_to_hold, measure_gather_gb_per_s
 from emu.timing.store_timing import store_timing
 from emu.timing.system import System
 
@@ -188,6 +190,46 @@ def test_a_paced_run_keeps_to_the_model():
         assert real.end_ns >= model.end_ns
     assert paced.pace.late_ns >= 0
     assert paced.pace.paceable_gb_per_s() > 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 1e8)), min_size=1, max_size=40),
+    st.integers(1, 10**6),
+)
+def test_the_dilation_to_hold_is_the_least_that_holds(waits, within_ns):
+    """Against one wait after the other, played through."""
+    times_ns = np.cumsum([between for between, _ in waits])
+    work_ns = np.array([work for _, work in waits])
+
+    def late_ns(dilation):
+        now_ns, worst = 0.0, 0.0
+        for time_ns, work in zip(times_ns, work_ns, strict=True):
+            now_ns += work / dilation
+            worst = max(worst, now_ns - time_ns)
+            now_ns = max(now_ns, time_ns)
+        return worst
+
+    found = dilation_to_hold(times_ns, work_ns, within_ns)
+    assert late_ns(found) <= within_ns * 1.001
+    assert found < 0.0011 or late_ns(found / 1.002) > within_ns * 0.999
+
+
+def test_a_run_that_was_late_says_the_dilation_that_it_needed():
+    """20 ms of real work in each model millisecond."""
+    clock = make_clock(System.load("laptop"), "paced", 1.0)
+
+    def worker():
+        for _ in range(5):
+            op = clock.compute("worker", 1_000_000, "work")
+            time.sleep(0.02)
+            yield op
+
+    clock.spawn("worker", worker())
+    clock.run()
+    assert clock.pace.late_ns > 5 * 19_000_000 - 1_000_000
+    needed = clock.pace.dilation_to_hold(100_000)
+    assert needed > 5 * 20 / 5.1
+    assert needed <= (5_000_000 + clock.pace.late_ns) / 1_100_000 * 1.002  # all of it in one wait
 
 
 def test_real_work_is_absorbed():

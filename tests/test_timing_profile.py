@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from emu.errors import UserError
-from emu.timing.profile import (
-    Figure,
-    load_media,
-    load_system,
-    media_names,
-    system_names,
-)
+from emu.timing.profile import Figure
+from emu.timing.profile_file import load_media, load_system, media_names, system_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NUMBER = '{ value = 2, source = "me", date = "today" }'
 MEDIUM = f"""description = "x"
@@ -185,3 +185,25 @@ def test_compute_follows_its_formula():
     assert compute.decode_layer_ns(8, 131072) == round(287_000 + 8 * (7_700 + 0.11 * 131072))
     assert compute.decode_layer_ns(0, 0) == 0
     assert compute.prefill_ns(100, 61) == 994 * 100 * 61
+
+
+def test_a_change_without_its_base_is_told_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    for text in ("", "[link.foo]\n", 'description = "mine"\n[link.nic]\nlatency_ns = 1\n'):
+        file.write_text(text)
+        with pytest.raises(UserError, match=r'lacks .*base = "sac-server"'):
+            load_system(str(file))
+    file.write_text('base = "sac-server"\n[link.foo]\n')
+    with pytest.raises(UserError, match=r"\[link.foo\]: per is missing") as refused:
+        load_system(str(file))
+    assert "None" not in str(refused.value)
+
+
+def test_on_a_laptop_only_the_core_s_own_copies_cross_the_core() -> None:
+    """Rows that a NIC writes are where they are wanted; what loads bring, the core copies."""
+    paths = load_system("laptop").paths
+    crossing = {name for name, path in paths.items() if "core" in path.links}
+    own = {"cxl", "dram"}
+    assert crossing == {
+        name for name in paths if name.split(".")[-1] in own or name.startswith("local_")
+    }

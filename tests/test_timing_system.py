@@ -104,7 +104,7 @@ def test_eight_gpus_on_one_device_share_its_bandwidth():
     """The reason for spreading requests over devices: one device serves 22.5 GB/s, however many GPUs ask."""
 
     def busy_ns(devices: int) -> int:
-        system = System.load("sac-server", devices=devices)
+        system = System.load("beluga-server", devices=devices)
         clock = make_clock(system)
         return max(
             clock.transfer(

@@ -14,6 +14,7 @@ from emu.cli.main import cli
 from emu.errors import UserError
 from emu.trace import GenerateOptions, Trace, generate, read_trace
 from emu.trace.request import blocks_of
+from emu.trace.shape import shape
 from emu.trace.summary import summarise
 from emu.trace.write import request_line
 
@@ -177,3 +178,14 @@ def test_convert_keeps_the_trace_and_never_its_source(tmp_path: Path) -> None:
 
 
 DIGEST = "10c0cb78ce0b9a2c9bd62dc2b99c2ed437422cfbb10f4d04a99d76bf1424f680"
+
+
+@pytest.mark.parametrize("rate", [1e-300, 1e-320, 1e-12])
+def test_what_cannot_be_read_again_is_not_written(rate):
+    with pytest.raises(UserError, match="higher rate"):
+        generate(GenerateOptions(100, requests_per_s=rate))
+
+
+def test_more_output_tokens_than_a_trace_may_have_are_refused():
+    with pytest.raises(UserError, match="20000000"):
+        shape(generate(GenerateOptions(2)), output_tokens=20_000_000)

@@ -26,6 +26,8 @@ def command(name: str | None, every: bool, dry_run: bool, as_json: bool) -> None
     if every and name:
         raise click.UsageError("give NAME or --all, not both")
     state = StateDirectory()
+    if not dry_run:
+        state.remove_stale_locks()
     rows, failures = [], []
     for each in state.names() if every else [resolve_name(name, state)]:
         try:
@@ -65,9 +67,10 @@ def _print(rows: list[dict[str, Any]], *, dry_run: bool) -> None:
             for what in [*(f"process {pid}" for pid in row["ended"]), *row["removed"]]:
                 click.echo(f"{row['name']}: would go: {what}")
             continue
-        ended = ", ".join(map(str, row["ended"])) or "none"
+        pids = f" (pid {', '.join(map(str, row['ended']))})" if row["ended"] else ""
         click.echo(
-            f"{row['name']} is down; files removed: {len(row['removed'])}, processes ended: {ended}"
+            f"{row['name']} is down; {len(row['removed'])} files removed, "
+            f"{len(row['ended'])} process{'' if len(row['ended']) == 1 else 'es'} ended{pids}"
         )
         for line in row["left"]:
             click.echo(f"{row['name']}: left {line}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("host")
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(name: str | None, host: str, cmd: tuple[str, ...]) -> None:
-    """Run CMD on HOST with the testbed's environment; exit with its status.
+    """Run CMD on HOST with the testbed's environment; exit with its status, 127 or 126 where it cannot be run.
 
     Its output is passed on and kept in the host's log (`emu logs HOST`).
     """

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from emu.errors import EmuError
+from emu.errors import EmuError, ProgramError
 
 VERBS = {
     "up": "bring a testbed up",
@@ -20,10 +20,18 @@ VERBS = {
     "down": "take a testbed down",
     "doctor": "say what this machine can do, what is missing, and what that costs",
     "run": "run the SAC path for real, every token and KV byte checked",
+    "profiles": "list the profiles, or the numbers of one with their sources",
     "trace": "generate and inspect request traces",
     "pool": "look at the pools on devices, check and repair them",
+    "sim": "simulate serving at scale, in model time",
+    "plan": "bandwidth times capacity in closed form",
+    "calibrate": "make a media profile from what was measured",
+    "reproduce": "published figures against the model",
     "bench": "time the data path, as ratios",
 }
+
+
+_LINE_LENGTH = 1000
 
 
 class VerbGroup(click.Group):
@@ -75,9 +83,11 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: an error of ours or of the system is one line and exit 1; usage errors are click's, exit 2."""
-    if sys.stdout is None:  # closed by the caller (>&-): there is nowhere to print to
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    """Entry point: an error of ours or of the system is one line and exit 1; usage errors are click's, exit 2.
+
+    A program that cannot be started gives a shell's 127 or 126: `emu exec` stands where a shell would.
+    """
+    _open_standard_streams()
     try:
         try:
             cli.main(prog_name="emu")
@@ -85,12 +95,27 @@ def main() -> None:
             sys.stdout.flush()
     except EmuError as error:
         click.echo(f"emu: {_one_line(error)}", err=True)
-        sys.exit(1)
+        sys.exit(error.shell_status if isinstance(error, ProgramError) else 1)
     except OSError as error:  # a full or vanished medium, where no part knew better
         named = f"{error.filename}: " if error.filename else ""
         click.echo(f"emu: {named}{error.strerror or error}", err=True)
         sys.exit(1)
 
 
+def _open_standard_streams() -> None:
+    """Those that the caller closed (<&-, >&-) lead nowhere; else a file opened later would get their numbers."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            os.set_inheritable(opened, True)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def _one_line(error: EmuError) -> str:
-    return " ".join(str(error).split())
+    """The message; of one that repeats a huge input, its beginning and its end."""
+    line = " ".join(str(error).split())
+    return line if len(line) <= _LINE_LENGTH else f"{line[:700]} ... {line[-250:]}"

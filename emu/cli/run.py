@@ -17,7 +17,12 @@ from emu.cli.options import SIZE
     show_default=True,
     help="Designs, comma-separated: cxl, rdma, rdma-sparse, rdma-gather, dram, hbm.",
 )
-@click.option("--model", default="tiny", show_default=True, help="Model preset: tiny or small.")
+@click.option(
+    "--model",
+    default="tiny",
+    show_default=True,
+    help="Model preset: tiny (2 layers) or small (4 layers).",
+)
 @click.option(
     "--kv-dtype",
     type=click.Choice(["bf16", "fp8"]),
@@ -28,20 +33,22 @@ from emu.cli.options import SIZE
 @click.option(
     "--top-k",
     type=click.IntRange(1),
-    help="Selected tokens per layer and step [default: the model's].",
+    help="Selected tokens per layer and step [default: tiny 64, small 2048].",
 )
 @click.option(
     "--hot-buffer",
     type=click.IntRange(1),
-    help="Hot buffer slots per request and layer [default: the model's].",
+    help="Hot buffer slots per request and layer [default: tiny 128, small 4096].",
 )
 @click.option(
-    "--gpus", type=click.IntRange(1, 64), default=4, show_default=True, help="Decode GPUs."
+    "--gpus",
+    type=click.IntRange(1, 64),
+    help="Decode GPUs [default: 4, or the profile's where it has fewer].",
 )
 @click.option(
     "--devices",
     type=click.IntRange(1, 16),
-    help="CXL devices to use [default: the testbed's, or 4].",
+    help="CXL devices to use [default: the testbed's, else the profile's].",
 )
 @click.option(
     "--placement",
@@ -95,9 +102,7 @@ from emu.cli.options import SIZE
 @click.option(
     "--output-tokens",
     type=click.IntRange(1),
-    default=16,
-    show_default=True,
-    help="Tokens to decode per request.",
+    help="Tokens to decode per request [default: the trace's own, or 16 for the generated one].",
 )
 @click.option("--skip-bad", is_flag=True, help="Skip and count malformed lines of the trace.")
 @click.option(
@@ -121,7 +126,9 @@ from emu.cli.options import SIZE
     default=1.0,
     help="Paced mode: model time times this [default: 1].",
 )
-@click.option("--profile", help="System profile [default: the testbed's, or sac-server].")
+@click.option(
+    "--profile", help="System profile, see `emu profiles` [default: the testbed's, or sac-server]."
+)
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
@@ -141,14 +148,18 @@ from emu.cli.options import SIZE
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Directory for runs.jsonl, comparison.png and operation logs.",
+    help="Directory for runs.jsonl, comparison.png, operation logs and selections (see emu trace locality); "
+    "replaces an earlier run's.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would run where, and stop.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print what would run where (with --json as JSON), and stop."
+)
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON on stdout.")
 def command(**options: Any) -> None:
     """Run prefill, publish, sparse reads and write-back for real, on every design, and compare."""
     from emu.cli.signals import ending_by_exception
-    from emu.sac.command import RunOptions, run_command
+    from emu.sac.command import run_command
+    from emu.sac.run_plan import RunOptions
 
     with ending_by_exception():
         run_command(RunOptions(**options))

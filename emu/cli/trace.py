@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from emu.cli.common import json_option, print_json
+from emu.cli.common import json_option, print_json, print_table
+from emu.cli.options import SIZE
 from emu.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _skip_bad = click.option("--skip-bad", is_flag=True, help="Skip bad lines and co
 
 @click.group()
 def command() -> None:
-    """Generate and inspect request traces."""
+    """Generate and inspect request traces, and the locality of what is read."""
 
 
 @command.command()
@@ -41,20 +42,32 @@ def generate(
     from emu.trace import GenerateOptions, shape
     from emu.trace import generate as generate_trace
 
-    made = generate_trace(GenerateOptions(requests, seed, rate))
-    _write(out, shape(made, context=context, output_tokens=output_tokens))
+    made = shape(
+        generate_trace(GenerateOptions(requests, seed, rate)),
+        context=context,
+        output_tokens=output_tokens,
+    )
+    _write(out, made)
+    click.echo(f"{len(made)} requests to {out}", err=True)
 
 
 @command.command()
 @click.argument("file")
+@click.option("--context", type=int, help="As `emu run --context N` would cut the prompts.")
 @json_option
 @_skip_bad
-def inspect(file: str, as_json: bool, skip_bad: bool) -> None:
+def inspect(file: str, context: int | None, as_json: bool, skip_bad: bool) -> None:
     """Describe a trace: counts, lengths, shared blocks, arrivals."""
-    from emu.trace import read_trace
+    from dataclasses import replace
+
+    from emu.trace import read_trace, shape
     from emu.trace import summary as figures
+    from emu.trace.shape import fit_outputs
 
     trace = read_trace(file, skip_bad=skip_bad)
+    if context is not None:
+        fitting = fit_outputs(trace.requests, context)
+        trace = replace(trace, requests=tuple(shape(fitting, context=context)))
     summary = figures.summarise(trace)
     if as_json:
         print_json(figures.as_json(trace, summary))
@@ -76,6 +89,106 @@ def convert(source: str, out: str, skip_bad: bool) -> None:
     _write(out, trace.requests)
     skipped = f", {len(trace.skipped)} bad lines skipped" if trace.skipped else ""
     click.echo(f"{len(trace.requests)} requests ({trace.format}) to {out}{skipped}", err=True)
+
+
+@command.command()
+@click.option(
+    "--model", default="glm-5.1", show_default=True, help="A name, or a Hugging Face config.json."
+)
+@click.option(
+    "--context", type=SIZE, default="128K", show_default=True, help="Tokens before the first step."
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["lru", "fifo", "random", "belady"]),
+    default="lru",
+    show_default=True,
+    help="Replacement; lru is HiSparse's rule, belady the bound.",
+)
+@click.option(
+    "--hot-buffer",
+    type=click.IntRange(1),
+    help="Slots per request and layer [default: twice the top-k].",
+)
+@click.option(
+    "--top-k",
+    type=click.IntRange(1),
+    help="Rows selected per layer and step [default: the model's].",
+)
+@click.option(
+    "--output-tokens", type=click.IntRange(1), default=1024, show_default=True, help="Decode steps."
+)
+@click.option(
+    "--layers",
+    type=click.IntRange(0),
+    default=8,
+    show_default=True,
+    help="Layers to sample, 0 for all.",
+)
+@click.option(
+    "--spread", type=click.FloatRange(0, 2), help="How much layers differ [default: 0.4]."
+)
+@click.option(
+    "--recorded",
+    type=click.Path(path_type=Path),
+    help="A recording (npz) instead of generated streams.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def locality(**options: Any) -> None:
+    """Miss rates of a hot buffer and the share of the KV that is touched, from index streams."""
+    from emu.locality.model import LocalityModel
+    from emu.locality.policies import Buffer
+    from emu.locality.recorded import Recording
+    from emu.sim.locality_report import Question, generated, recorded
+    from emu.sim.models import model_shape
+
+    if options["recorded"] is not None:
+        recording = Recording.read(options["recorded"])
+        slots = options["hot_buffer"] or 2 * recording.tokens.shape[2]
+        figures = recorded(recording, Buffer(slots, options["policy"], options["seed"]))
+    else:
+        shape = model_shape(options["model"])
+        top_k = options["top_k"] or shape.top_k
+        model = (
+            LocalityModel()
+            if options["spread"] is None
+            else LocalityModel(spread=options["spread"])
+        )
+        question = Question(
+            shape,
+            options["context"],
+            options["output_tokens"],
+            options["layers"],
+            top_k,
+            options["seed"],
+            model,
+        )
+        slots = options["hot_buffer"] or 2 * top_k
+        figures = generated(question, Buffer(slots, options["policy"], options["seed"]))
+    if options["as_json"]:
+        print_json(figures)
+    else:
+        _print_locality(figures)
+
+
+def _print_locality(figures: dict[str, Any]) -> None:
+    click.echo(
+        f"top {figures['top_k']} of {figures['context']:,} rows, {figures['hot_buffer']} slots, {figures['policy']}, "
+        f"{figures['steps']} steps: {figures['miss_rate']:.1%} of the selected rows missed, "
+        f"{figures['kv_touched_fraction']:.1%} of the KV touched"
+    )
+    rows = [
+        (
+            layer["layer"],
+            *(
+                f"{layer[name]:.1%}"
+                for name in ("miss_rate", "kv_touched_fraction", "step_overlap")
+            ),
+        )
+        for layer in figures["layers"]
+    ]
+    print_table(("layer", "missed", "touched", "step overlap"), rows)
 
 
 def _write(out: str, requests: Sequence[Request]) -> None:

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Where its files go. [default: /dev/shm]",
 )
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="A TOML spec; flags beat it.")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    help="A TOML spec; flags beat it, but the number of its devices stands.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan, do nothing.")
 @json_option
 def command(

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <algorithm>
 #include <stdexcept>
 #include <vector>
 
@@ -132,5 +133,55 @@ class Network {
 inline int64_t to_ns(int64_t ps) { return (ps + PS_PER_NS - 1) / PS_PER_NS; }
 
 inline int64_t to_ps(int64_t ns) { return checked(ns, MAX_NS, "a time must be 0 .. 52 days") * PS_PER_NS; }
+
+// A network in virtual time: links are first in, first out in the order of the calls.
+class Timeline {
+ public:
+  int32_t add_link(const Link& link) {
+    const int32_t number = network_.add_link(link);
+    use_.resize(network_.num_links());
+    return number;
+  }
+
+  int32_t add_path(const std::vector<Hop>& hops, bool write, double setup_ns, int64_t parallelism) {
+    return network_.add_path(hops, write, setup_ns, parallelism);
+  }
+
+  // End of an operation submitted at start_ns, on links that it reserves.
+  int64_t transfer_ns(int32_t path_number, int64_t start_ns, int64_t nbytes, int64_t rows) {
+    const Path& path = network_.path(path_number);
+    return to_ns(
+        network_.transfer_ps(path, to_ps(start_ns), nbytes, rows, [&](int32_t link, int64_t start, int64_t occupancy) {
+          LinkUse& use = use_[static_cast<size_t>(link)];
+          use.busy_until_ps = std::max(use.busy_until_ps, start) + occupancy;
+          if (use.busy_until_ps > MAX_NS * PS_PER_NS) throw std::overflow_error("a link is busy for over 52 days");
+          use.busy_ps += occupancy;
+          use.bytes += nbytes;
+          return use.busy_until_ps;
+        }));
+  }
+
+  std::vector<int64_t> busy_ns() const {
+    std::vector<int64_t> out;
+    for (const LinkUse& use : use_) out.push_back(to_ns(use.busy_ps));
+    return out;
+  }
+
+  std::vector<int64_t> bytes() const {
+    std::vector<int64_t> out;
+    for (const LinkUse& use : use_) out.push_back(use.bytes);
+    return out;
+  }
+
+  void reset() { use_.assign(network_.num_links(), LinkUse{}); }
+
+ private:
+  struct LinkUse {
+    int64_t busy_until_ps = 0, busy_ps = 0, bytes = 0;
+  };
+
+  Network network_;
+  std::vector<LinkUse> use_;
+};
 
 }  // namespace link_model

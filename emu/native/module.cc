@@ -8,6 +8,8 @@ NB_MODULE(_native, m) {
   register_hot_buffer(m);
   register_link_clock(m);
   register_time_engine(m);
+  register_serving(m);
+  register_locality(m);
   register_verbs(m);
   register_pool(m);
   register_pool_simulator(m);

@@ -47,8 +47,7 @@ struct Region {
     const RequestTable& request = tables.at(slot);
     const int64_t length = request.lengths[static_cast<size_t>(number)];
     if (first < request.shared_tokens || first > length) throw TokenFault(slot, first, length);
-    const int64_t capacity = tables.capacity(request);
-    if (first + count > capacity) throw TokenFault(slot, capacity, length);
+    if (first + count > request.capacity) throw TokenFault(slot, request.capacity, length);
     return request;
   }
 

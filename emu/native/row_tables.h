@@ -26,6 +26,7 @@ struct RequestTable {
   int64_t prompt_tokens = 0;
   int64_t shared_tokens = 0;  // leading tokens that must not be written: others may read them
   int64_t prompt_blocks = 0;
+  int64_t capacity = 0;  // tokens that may be written: what was asked for, which may end within the last block
   uint32_t generation = 0;
   bool live = false;
 };
@@ -38,13 +39,18 @@ class RowTables {
     if (std::has_single_bit(n)) shift_ = std::countr_zero(n);
   }
 
-  // A new slot; `length` tokens count as written in every region. Slots carry a generation: one that was removed
-  // is detected even when its place was taken again.
-  int64_t add(const int32_t* blocks, int64_t num_blocks, int64_t prompt_tokens, int64_t shared_tokens, int64_t length) {
+  // A new slot; `length` tokens count as written in every region, `append_tokens` may follow the prompt (-1: as many
+  // as the blocks hold). Slots carry a generation: one that was removed is detected even when its place was taken
+  // again.
+  int64_t add(const int32_t* blocks, int64_t num_blocks, int64_t prompt_tokens, int64_t shared_tokens, int64_t length,
+              int64_t append_tokens) {
     const int64_t prompt_blocks = (prompt_tokens + block_tokens_ - 1) / block_tokens_;
     if (prompt_tokens < 0 || shared_tokens < 0 || shared_tokens > prompt_tokens || num_blocks < prompt_blocks)
       throw std::invalid_argument("the block table is shorter than the prompt");
-    const int64_t capacity = prompt_tokens + (num_blocks - prompt_blocks) * block_tokens_;
+    const int64_t room = (num_blocks - prompt_blocks) * block_tokens_;
+    if (append_tokens < -1 || append_tokens > room)
+      throw std::invalid_argument("append_tokens do not fit the block table");
+    const int64_t capacity = prompt_tokens + (append_tokens == -1 ? room : append_tokens);
     if (length < 0 || length > capacity || capacity > std::numeric_limits<int32_t>::max())
       throw std::invalid_argument("the length does not fit the block table");
     for (int64_t i = 0; i < num_blocks; ++i)
@@ -63,6 +69,7 @@ class RowTables {
     r.prompt_tokens = prompt_tokens;
     r.shared_tokens = shared_tokens;
     r.prompt_blocks = prompt_blocks;
+    r.capacity = capacity;
     r.generation = next_generation_++ & 0x7fffffffu;
     r.live = true;
     return static_cast<int64_t>(place) | (static_cast<int64_t>(r.generation) << 32);
@@ -80,11 +87,6 @@ class RowTables {
     RequestTable& r = requests_[place];
     if (!r.live || r.generation != static_cast<uint32_t>(slot >> 32)) throw SlotFault(slot);
     return r;
-  }
-
-  // Tokens that the request's blocks can hold.
-  int64_t capacity(const RequestTable& r) const {
-    return r.prompt_tokens + (static_cast<int64_t>(r.blocks.size()) - r.prompt_blocks) * block_tokens_;
   }
 
   // Row number within a region: block * block_tokens + row in block. The caller has checked the token's range.

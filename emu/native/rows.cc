@@ -158,7 +158,7 @@ int region_index(const RowTables& tables, int region) {
 
 void set_length(RowTables& tables, int64_t slot, int64_t length) {
   RequestTable& request = tables.at(slot);
-  want(length >= 0 && length <= tables.capacity(request), "the length does not fit the block table");
+  want(length >= 0 && length <= request.capacity, "the length does not fit the block table");
   std::fill(request.lengths.begin(), request.lengths.end(), static_cast<int32_t>(length));
 }
 
@@ -173,11 +173,13 @@ void register_tables(nb::module_& m) {
       .def(nb::init<int, int>(), "block_tokens"_a, "num_regions"_a)
       .def(
           "add",
-          [](RowTables& self, const Starts& blocks, int64_t prompt_tokens, int64_t shared_tokens, int64_t length) {
-            return self.add(blocks.data(), static_cast<int64_t>(blocks.shape(0)), prompt_tokens, shared_tokens, length);
+          [](RowTables& self, const Starts& blocks, int64_t prompt_tokens, int64_t shared_tokens, int64_t length,
+             int64_t append_tokens) {
+            return self.add(blocks.data(), static_cast<int64_t>(blocks.shape(0)), prompt_tokens, shared_tokens, length,
+                            append_tokens);
           },
-          "blocks"_a.noconvert(), "prompt_tokens"_a, "shared_tokens"_a, "length"_a,
-          "Add a request: blocks int32 [n], the prompt's first. Returns its slot.")
+          "blocks"_a.noconvert(), "prompt_tokens"_a, "shared_tokens"_a, "length"_a, "append_tokens"_a = -1,
+          "Add a request: blocks int32 [n], the prompt's first; -1 append_tokens: all that they hold. Returns its slot.")
       .def("remove", &RowTables::remove, "slot"_a)
       .def(
           "length",
@@ -196,8 +198,8 @@ void register_tables(nb::module_& m) {
       .def("set_shared", &set_shared, "slot"_a, "shared_tokens"_a,
            "Close the tokens before this one to writes; past the prompt, appended ones too.")
       .def(
-          "capacity", [](RowTables& self, int64_t slot) { return self.capacity(self.at(slot)); }, "slot"_a,
-          "Tokens that the request's blocks can hold.");
+          "capacity", [](RowTables& self, int64_t slot) { return self.at(slot).capacity; }, "slot"_a,
+          "Tokens that may be written, the prompt's included.");
 }
 
 }  // namespace

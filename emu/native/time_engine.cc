@@ -16,7 +16,7 @@
 namespace {
 
 using link_model::Link;
-using link_model::Network;
+using link_model::Timeline;
 using link_model::to_ns;
 using link_model::to_ps;
 
@@ -34,20 +34,17 @@ struct Operations {
 class TimeEngine {
  public:
   int32_t add_link(double latency_ns, double read_bytes_per_ns, double write_bytes_per_ns, double per_request_ns) {
-    const int32_t number =
-        network_.add_link(Link(latency_ns, read_bytes_per_ns, write_bytes_per_ns, per_request_ns));
-    use_.resize(network_.num_links());
-    return number;
+    return timeline_.add_link(Link(latency_ns, read_bytes_per_ns, write_bytes_per_ns, per_request_ns));
   }
 
   int32_t add_path(Column<int32_t> links, Column<bool> one_message, bool write, double setup_ns, int64_t parallelism) {
-    return network_.add_path(
+    return timeline_.add_path(
         link_model::hops(links.data(), links.size(), one_message.data(), one_message.size()), write, setup_ns,
         parallelism);
   }
 
   int64_t transfer(int32_t path, int64_t start_ns, int64_t nbytes, int64_t rows) {
-    return to_ns(transfer_ps(path, to_ps(start_ns), nbytes, rows));
+    return timeline_.transfer_ns(path, start_ns, nbytes, rows);
   }
 
   // One actor computes one thing at a time; actor -1 is a mere delay.
@@ -55,20 +52,11 @@ class TimeEngine {
     return to_ns(compute_ps(actor, to_ps(start_ns), to_ps(duration_ns)));
   }
 
-  std::vector<int64_t> link_busy_ns() const {
-    std::vector<int64_t> out;
-    for (const LinkUse& use : use_) out.push_back(to_ns(use.busy_ps));
-    return out;
-  }
-
-  std::vector<int64_t> link_bytes() const {
-    std::vector<int64_t> out;
-    for (const LinkUse& use : use_) out.push_back(use.bytes);
-    return out;
-  }
+  std::vector<int64_t> link_busy_ns() const { return timeline_.busy_ns(); }
+  std::vector<int64_t> link_bytes() const { return timeline_.bytes(); }
 
   void reset() {
-    use_.assign(network_.num_links(), LinkUse{});
+    timeline_.reset();
     actor_busy_until_ps_.clear();
   }
 
@@ -91,23 +79,6 @@ class TimeEngine {
   }
 
  private:
-  struct LinkUse {
-    int64_t busy_until_ps = 0, busy_ps = 0, bytes = 0;
-  };
-
-  int64_t transfer_ps(int32_t path_number, int64_t start_ps, int64_t nbytes, int64_t rows) {
-    const link_model::Path& path = network_.path(path_number);
-    return network_.transfer_ps(path, start_ps, nbytes, rows, [&](int32_t link, int64_t start, int64_t occupancy) {
-      LinkUse& use = use_[static_cast<size_t>(link)];
-      use.busy_until_ps = std::max(use.busy_until_ps, start) + occupancy;
-      if (use.busy_until_ps > link_model::MAX_NS * link_model::PS_PER_NS)
-        throw std::overflow_error("a link is busy for over 52 days");
-      use.busy_ps += occupancy;
-      use.bytes += nbytes;
-      return use.busy_until_ps;
-    });
-  }
-
   int64_t compute_ps(int32_t actor, int64_t start_ps, int64_t duration_ps) {
     if (actor < -1) throw std::invalid_argument("actor must be -1 or more");
     if (actor == -1) return start_ps + duration_ps;
@@ -164,8 +135,8 @@ class TimeEngine {
     while (!ready.empty()) {
       const auto i = static_cast<size_t>(ready.top().second);
       ready.pop();
-      end_ns[i] = to_ns(ops.path[i] < 0 ? compute_ps(ops.actor[i], to_ps(start_ns[i]), to_ps(ops.duration_ns[i]))
-                                        : transfer_ps(ops.path[i], to_ps(start_ns[i]), ops.nbytes[i], ops.rows[i]));
+      end_ns[i] = ops.path[i] < 0 ? compute(ops.actor[i], start_ns[i], ops.duration_ns[i])
+                                  : transfer(ops.path[i], start_ns[i], ops.nbytes[i], ops.rows[i]);
       for (int64_t k = offsets[i]; k < offsets[i + 1]; ++k) {
         const auto next = static_cast<size_t>(successors[static_cast<size_t>(k)]);
         start_ns[next] = std::max(start_ns[next], end_ns[i]);
@@ -174,8 +145,7 @@ class TimeEngine {
     }
   }
 
-  Network network_;
-  std::vector<LinkUse> use_;
+  Timeline timeline_;
   std::vector<int64_t> actor_busy_until_ps_;
 };
 

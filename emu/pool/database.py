@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emu.errors import HostError, MediumError
+from emu.errors import HostError, MediumError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 20.0
 
 # A request's generation is its AUTOINCREMENT number: never used twice. `appender` is the lease that may append;
@@ -29,8 +29,8 @@ CREATE TABLE holders (
 CREATE TABLE requests (
     generation INTEGER PRIMARY KEY AUTOINCREMENT,
     key TEXT NOT NULL, state TEXT NOT NULL CHECK (state IN ('reserved', 'published', 'deleted')),
-    prompt_tokens INTEGER NOT NULL, num_tokens INTEGER NOT NULL, shared_tokens INTEGER NOT NULL,
-    blocks BLOB NOT NULL, hashes BLOB NOT NULL, appender INTEGER, last_used INTEGER NOT NULL);
+    prompt_tokens INTEGER NOT NULL, num_tokens INTEGER NOT NULL, append_tokens INTEGER NOT NULL,
+    shared_tokens INTEGER NOT NULL, blocks BLOB NOT NULL, hashes BLOB NOT NULL, appender INTEGER, last_used INTEGER NOT NULL);
 CREATE UNIQUE INDEX request_keys ON requests (key) WHERE state != 'deleted';
 CREATE INDEX request_age ON requests (last_used) WHERE state = 'published';
 CREATE INDEX request_pending ON requests (generation) WHERE state != 'published';
@@ -136,6 +136,7 @@ class Database:
 
     @contextmanager
     def _begin(self) -> Iterator[sqlite3.Connection]:
+        self._refuse_second_thread()
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield self._connection
@@ -144,6 +145,12 @@ class Database:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+
+    def _refuse_second_thread(self) -> None:
+        if self._connection.in_transaction:
+            raise UserError(
+                f"{self.device}: two threads use one store", remedy="open one store per thread"
+            )
 
     def close(self) -> None:
         """Close the connection; closing twice is allowed."""
@@ -156,7 +163,9 @@ class Database:
             remedy = "look for a stopped process that has the device open"
         else:
             message = f"{self.path or self.device}: the pool's directory is unusable: {error}"
-            remedy = "check that the folder is writable; remove a damaged directory file"
+            remedy = "check that the folder is writable and not full"
+            if status.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+                remedy = "it is damaged: remove it once nobody uses the device"
         return MediumError(message, device=self.device, status=status, remedy=remedy)
 
 

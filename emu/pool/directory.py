@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from emu.descriptor_wire import MAX_GENERATION
 from emu.errors import KeyExists, KeyMissing, MediumError, StaleDescriptor, StoreFull, UserError
 from emu.pool import records, space
 from emu.pool.database import Database
@@ -110,12 +111,13 @@ class Directory:
             ) from None
         shared_tokens = len(run) * self._layout.block_tokens
         generation = db.execute(
-            "INSERT INTO requests (key, state, prompt_tokens, num_tokens, shared_tokens, blocks, hashes, last_used)"
-            " VALUES (?, 'reserved', ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO requests (key, state, prompt_tokens, num_tokens, append_tokens, shared_tokens, blocks,"
+            " hashes, last_used) VALUES (?, 'reserved', ?, ?, ?, ?, ?, ?, ?)",
             (
                 want.key,
                 want.num_tokens,
                 shared_tokens,
+                want.append_tokens,
                 shared_tokens,
                 space.pack_blocks(blocks),
                 b"".join(want.block_hashes),
@@ -258,7 +260,8 @@ class Directory:
             StaleDescriptor: it is gone, or was on another pool.
         """
         with self._transaction() as db:
-            entry = records.entry_of(db, descriptor.generation)
+            known = 0 <= descriptor.generation <= MAX_GENERATION
+            entry = records.entry_of(db, descriptor.generation) if known else None
             if (
                 descriptor.device != self.pool.uuid
                 or entry is None
@@ -266,7 +269,11 @@ class Directory:
                 or (entry.key, entry.blocks) != (descriptor.key, descriptor.blocks)
             ):
                 raise StaleDescriptor(
-                    device=self.device, key=descriptor.key, generation=descriptor.generation
+                    device=self.device,
+                    key=descriptor.key,
+                    generation=descriptor.generation,
+                    belongs_to=descriptor.device.hex(),
+                    uuid=self.pool.uuid.hex(),
                 )
             return self._add_lease(db, entry.generation)
 

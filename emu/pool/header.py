@@ -68,8 +68,8 @@ class Header:
         """Bytes from the device's start to the end of its metadata."""
         return self.meta_offset + self.metadata.nbytes
 
-    def to_page(self) -> bytes:
-        """The page, HEADER_BYTES long."""
+    def to_bytes(self) -> bytes:
+        """What the page begins with; the rest of it is zero."""
         sizes = self.metadata
         body = _BODY.pack(
             MAGIC,
@@ -83,7 +83,11 @@ class Header:
             sizes.ring_lines,
             sizes.snapshot_lines,
         )
-        return (body + _CRC.pack(zlib.crc32(body))).ljust(HEADER_BYTES, b"\0")
+        return body + _CRC.pack(zlib.crc32(body))
+
+    def to_page(self) -> bytes:
+        """The page, HEADER_BYTES long."""
+        return self.to_bytes().ljust(HEADER_BYTES, b"\0")
 
 
 def parse_page(page: bytes) -> Header | None:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from emu import _native
-from emu.errors import SlotStale
+from emu.errors import ArgumentTypeError, SlotStale
 
 if TYPE_CHECKING:
     from emu.layout import KVLayout
     from emu.pool.records import Entry, Lease
 
 _CLOSED = (1 << 31) - 1  # above every token index
+
+
+def whole_number(name: str, value: object) -> int:
+    """A Python or numpy integer as an int.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentTypeError(
+            f"{name}: got a {type(value).__name__}", remedy="give a whole number"
+        ) from None
 
 
 @dataclass(slots=True)
@@ -47,7 +62,9 @@ class HeldRequests:
         entry = lease.entry
         written = min(entry.num_tokens, entry.prompt_tokens)
         blocks = np.array(entry.blocks, np.int32)
-        slot = self.tables.add(blocks, entry.prompt_tokens, written, entry.num_tokens)
+        slot = self.tables.add(
+            blocks, entry.prompt_tokens, written, entry.num_tokens, entry.append_tokens
+        )
         held = Held(slot, lease.number, entry, may_append)
         self._by_slot[slot] = held
         self.set_append(held, may_append=may_append)
@@ -64,7 +81,7 @@ class HeldRequests:
         Raises:
             SlotStale: there is none.
         """
-        held = self._by_slot.get(slot)
+        held = self._by_slot.get(whole_number("slot", slot))
         if held is None:
             raise SlotStale(slot, device=self._device)
         return held

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from emu.errors import MediumError
+
 if TYPE_CHECKING:
     from emu import _native
     from emu.store import Rows, SlotIds, Stats, TokenIds
@@ -43,6 +45,25 @@ class MappedMemory:
     coherent: bool
 
 
+@dataclass(slots=True)
+class Gather:
+    """The arguments of one KVStore.gather, checked.
+
+    Attributes:
+        slots: int64 [B].
+        tokens: int32 [B, k]; -1 pads.
+        out: uint8 [R, row_bytes].
+        out_rows: int32 [B, k], the row of out for each token; None: tokens[b, j] lands in out[b * k + j].
+        packed: the owner packs the rows into one message.
+    """
+
+    slots: SlotIds
+    tokens: TokenIds
+    out: Rows
+    out_rows: TokenIds | None = None
+    packed: bool = False
+
+
 class Medium(ABC):
     """One device's memory. Native faults (_native.SlotFault, _native.TokenFault) pass through to the pool.
 
@@ -50,11 +71,13 @@ class Medium(ABC):
         name: for messages.
         size_bytes: the device's size, header included.
         directory_path: where the pool's directory of this device lies; "" where the metadata is in mapped().
+        header: what the device begins with while the pool on it is the one that was opened; b"" before that.
     """
 
     name: str
     size_bytes: int
     directory_path: str
+    header: bytes = b""
 
     @abstractmethod
     def close(self) -> None:
@@ -77,20 +100,8 @@ class Medium(ABC):
         """Raw bytes, visible to other hosts on return (control path: the header)."""
 
     @abstractmethod
-    def gather(
-        self,
-        tables: _native.RowTables,
-        region: Region,
-        slots: SlotIds,
-        tokens: TokenIds,
-        out: Rows,
-        out_rows: TokenIds | None,
-        packed: bool,
-    ) -> int:
-        """KVStore.gather of one region; arguments are checked already. out is uint8 [R, row_bytes].
-
-        Without out_rows the row of tokens[b, j] lands in out[b * k + j]. Returns rows fetched.
-        """
+    def gather(self, tables: _native.RowTables, region: Region, wanted: Gather) -> int:
+        """KVStore.gather of one region; returns rows fetched."""
 
     @abstractmethod
     def scatter(
@@ -101,12 +112,25 @@ class Medium(ABC):
         Refuses tokens below a request's shared_tokens (_native.TokenFault) before anything is written.
         """
 
-    def check(self) -> None:  # noqa: B027  (a medium without a path has nothing to check)
-        """Refuse a device that was replaced since it was opened; called before requests are reserved or attached.
+    def check(self) -> None:
+        """Refuse a device that was replaced, cut or formatted since it was opened.
+
+        Called before requests are reserved, published or attached.
 
         Raises:
             MediumError: says what stands there now.
         """
+        if self.header and self.read(0, len(self.header)) != self.header:
+            raise self.header_gone()
+
+    def header_gone(self) -> MediumError:
+        """The error for a device that does not begin with the header any more."""
+        return MediumError(
+            f"{self.name}: the pool that was opened is not on the device any more: it was formatted anew, or cut",
+            device=self.name,
+            status="POOL_REPLACED",
+            remedy="open the store again",
+        )
 
     @abstractmethod
     def add_stats(self, stats: Stats) -> None:

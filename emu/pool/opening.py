@@ -52,7 +52,8 @@ def plan_opening(found: Found, layout: KVLayout, device: str, size_bytes: int) -
 
     Raises:
         UserError: the device is too small.
-        MediumError: a foreign or damaged page, or a device that was replaced or cut under living holders.
+        MediumError: a foreign or damaged page, a pool whose directory is elsewhere, or a device that was replaced
+            or cut under living holders.
         LayoutMismatch: living processes hold requests of another layout.
     """
     if layout.num_blocks(size_bytes) == 0:
@@ -77,6 +78,14 @@ def plan_opening(found: Found, layout: KVLayout, device: str, size_bytes: int) -
         return Action.FINISH if _fits(found.directory, layout, size_bytes) else Action.FORMAT
     if page is not None and page == found.directory and _fits(page, layout, size_bytes):
         return Action.USE
+    if page is not None and page != found.directory:
+        raise MediumError(
+            f"{device}: it holds a pool whose directory is not beside it: another name of the device has it, or it is gone",
+            device=device,
+            status="DIRECTORY_ELSEWHERE",
+            remedy="open it by the name that it was opened by first; where nobody uses it any more, make it anew or "
+            f"zero its first {HEADER_BYTES} bytes",
+        )
     if found.pids:
         raise _held(found, page, layout, device)
     return Action.FORMAT
@@ -90,20 +99,28 @@ def _fits(header: Header, layout: KVLayout, size_bytes: int) -> bool:
 def _held(
     found: Found, page: Header | None, layout: KVLayout, device: str
 ) -> LayoutMismatch | MediumError:
-    pids = ", ".join(map(str, found.pids))
+    holders = _holders(found.pids)
     if page is not None and page == found.directory and page.layout != layout.fingerprint():
         return LayoutMismatch(
             device=device,
             found=page.layout.hex(),
             expected=layout.fingerprint().hex(),
-            remedy=f"held by process {pids}: stop it, or use another device",
+            rows=layout.describe(),
+            remedy=f"held by {holders}: close its stores or end it, or use another device",
         )
     return MediumError(
-        f"{device}: the device was replaced or cut while process {pids} holds requests on it",
+        f"{device}: the device was replaced or cut while requests on it are held by {holders}",
         device=device,
         status="DEVICE_REPLACED",
-        remedy="stop that process, or take the testbed down",
+        remedy="close its stores or end it, or take the testbed down",
     )
+
+
+def _holders(pids: Sequence[int]) -> str:
+    """ "process 7, 9", or that it is the caller."""
+    others = ", ".join(str(pid) for pid in pids if pid != os.getpid())
+    own = f"this process ({os.getpid()})" if os.getpid() in pids else ""
+    return " and ".join(filter(None, (own, others and f"process {others}")))
 
 
 def open_pool(database: Database, medium: Medium, layout: KVLayout) -> Header:

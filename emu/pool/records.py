@@ -32,6 +32,7 @@ class Entry:
         state: "reserved", "published" or "deleted".
         prompt_tokens: tokens of the prompt's blocks.
         num_tokens: tokens written as of the last publish.
+        append_tokens: tokens that may follow the prompt.
         shared_tokens: leading tokens whose blocks were there before it.
         blocks: the block table.
     """
@@ -41,6 +42,7 @@ class Entry:
     state: str
     prompt_tokens: int
     num_tokens: int
+    append_tokens: int
     shared_tokens: int
     blocks: tuple[int, ...]
 
@@ -76,12 +78,11 @@ def tick(db: sqlite3.Connection) -> int:
 
 def _entry(db: sqlite3.Connection, where: str, value: int | str) -> Entry | None:
     row = db.execute(
-        "SELECT generation, key, state, prompt_tokens, num_tokens, shared_tokens, blocks"
+        "SELECT generation, key, state, prompt_tokens, num_tokens, append_tokens, shared_tokens, blocks"
         f" FROM requests WHERE {where}",
         (value,),
     ).fetchone()
     if row is None:
         return None
-    generation, key, state, prompt_tokens, num_tokens, shared_tokens, blocks = row
-    table = unpack_blocks(blocks)
-    return Entry(generation, key, state, prompt_tokens, num_tokens, shared_tokens, table)
+    fields = (*row[:-1], unpack_blocks(row[-1]))
+    return Entry(*fields)

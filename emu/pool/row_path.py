@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emu import _native
-from emu.errors import SlotStale, TokenMissing, UserError
-from emu.pool.medium import Region
+from emu.errors import ArgumentTypeError, SlotStale, TokenMissing, UserError
+from emu.pool.medium import Gather, Region
 from emu.store import Stats, Timing, check_array
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from emu.store import Rows, SlotIds, TokenIds
 
 _UNCHARGED = nullcontext()
+_UNNAMED = "a component is named by a string, a layer by a whole number"
 
 
 class RowPath:
@@ -82,7 +83,7 @@ class RowPath:
         _check_writable(out)
         rows = int(np.count_nonzero(tokens >= 0)) if self._timing is not None else 0
         with self._charged("read", rows, rows * region.row_bytes):
-            fetched = self._gather(region, slots, tokens, out, out_rows, packed)
+            fetched = self._gather(region, Gather(slots, tokens, out, out_rows, packed))
             self._validate()
             return fetched
 
@@ -101,7 +102,7 @@ class RowPath:
         with self._charged("read", rows, rows * row_bytes):
             for index in range(len(layers)):
                 region = self._regions[first.number + index]
-                self._gather(region, slots, tokens, out[index], None, False)
+                self._gather(region, Gather(slots, tokens, out[index]))
             self._validate()
 
     def append(
@@ -121,19 +122,9 @@ class RowPath:
         self.counters.rows_written += count
         self.counters.bytes_written += rows.nbytes
 
-    def _gather(
-        self,
-        region: Region,
-        slots: SlotIds,
-        tokens: TokenIds,
-        out: Rows,
-        out_rows: TokenIds | None,
-        packed: bool,
-    ) -> int:
+    def _gather(self, region: Region, wanted: Gather) -> int:
         try:
-            rows = self._medium.gather(
-                self._held.tables, region, slots, tokens, out, out_rows, packed
-            )
+            rows = self._medium.gather(self._held.tables, region, wanted)
         except _native.SlotFault as fault:
             raise SlotStale(fault.args[0], device=self._medium.name) from None
         except _native.TokenFault as fault:
@@ -198,12 +189,16 @@ class RowPath:
             return self._regions[self._layout.region(component, layer)]
         except KeyError as error:
             raise UserError(error.args[0], remedy="see the store's layout") from None
+        except TypeError:
+            raise ArgumentTypeError(_UNNAMED, remedy="see the store's layout") from None
 
     def _component(self, name: str) -> tuple[tuple[int, ...], int]:
         try:
             component = self._layout.component(name)
         except KeyError as error:
             raise UserError(error.args[0], remedy="see the store's layout") from None
+        except TypeError:
+            raise ArgumentTypeError(_UNNAMED, remedy="see the store's layout") from None
         return component.layers, component.row_bytes
 
     def _charged(self, operation: str, rows: int, nbytes: int) -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from emu import _native
-from emu.descriptor_wire import key_bytes
+from emu.descriptor_wire import MAX_GENERATION, key_bytes
 from emu.errors import (
     HostExpired,
     KeyExists,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MIN_EXPIRY_S, MAX_EXPIRY_S = 0.1, 86400.0  # a heartbeat is a twentieth
 
 _STATES = ("reserved", "published", "deleted")
-_NativeEntry = tuple[int, int, int, int, int, int, list[int]]
+_NativeEntry = tuple[int, int, int, int, int, int, int, list[int]]
 
 
 class SharedDirectory:
@@ -93,6 +93,7 @@ class SharedDirectory:
             (
                 key_bytes(want.key).decode(),
                 want.num_tokens,
+                want.append_tokens,
                 self._layout.blocks_for(want.num_tokens)
                 + self._layout.blocks_for(want.append_tokens),
                 list(want.block_hashes),
@@ -151,9 +152,14 @@ class SharedDirectory:
             StaleDescriptor: it is gone, or was on another pool.
         """
         stale = StaleDescriptor(
-            device=self.device, key=descriptor.key, generation=descriptor.generation
+            device=self.device,
+            key=descriptor.key,
+            generation=descriptor.generation,
+            belongs_to=descriptor.device.hex(),
+            uuid=self.pool.uuid.hex(),
         )
-        if descriptor.device != self.pool.uuid:
+        known = 0 <= descriptor.generation <= MAX_GENERATION
+        if descriptor.device != self.pool.uuid or not known:
             raise stale
         with self._faults(gone=stale):
             entry = self._pool.attach(
@@ -267,7 +273,9 @@ def _checked(keys: Sequence[str]) -> list[str]:
 
 
 def _lease(key: str, native: _NativeEntry) -> Lease:
-    number, generation, state, prompt_tokens, num_tokens, shared_tokens, blocks = native
+    number, generation, state, prompt_tokens, num_tokens, append_tokens, shared_tokens, blocks = (
+        native
+    )
     return Lease(
         number,
         Entry(
@@ -276,6 +284,7 @@ def _lease(key: str, native: _NativeEntry) -> Lease:
             state=_STATES[state],
             prompt_tokens=prompt_tokens,
             num_tokens=num_tokens,
+            append_tokens=append_tokens,
             shared_tokens=shared_tokens,
             blocks=tuple(blocks),
         ),

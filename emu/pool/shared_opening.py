@@ -16,7 +16,7 @@ from emu.pool.header import ForeignHeader, Header, parse_page
 from emu.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from emu.layout import KVLayout
     from emu.pool.medium import MappedMemory, Medium
@@ -134,12 +134,20 @@ def open_shared(medium: Medium, mapped: MappedMemory, layout: KVLayout) -> Heade
                 device=medium.name,
                 found=header.layout.hex(),
                 expected=layout.fingerprint().hex(),
-                remedy=f"held by process {', '.join(map(str, pids))}: stop it, or use another device",
+                rows=layout.describe(),
+                remedy=f"held by {holders(pids)}: close its stores or end it, or use another device",
             )
     if action is not Action.USE or header is None:
         header = Header.fresh(layout, medium.size_bytes)
         write_pool(medium, header)
     return header
+
+
+def holders(pids: Sequence[int]) -> str:
+    """ "process 7, 9", or that it is the caller."""
+    others = ", ".join(str(pid) for pid in pids if pid != os.getpid())
+    own = f"this process ({os.getpid()})" if os.getpid() in pids else ""
+    return " and ".join(filter(None, (own, others and f"process {others}")))
 
 
 def write_pool(medium: Medium, header: Header) -> None:

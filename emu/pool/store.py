@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from emu.errors import (
+    ArgumentTypeError,
     KeyMissing,
     LayoutMismatch,
     StoreClosed,
@@ -16,7 +18,7 @@ from emu.errors import (
     UserError,
 )
 from emu.pool.directory import Directory
-from emu.pool.held import HeldRequests
+from emu.pool.held import HeldRequests, whole_number
 from emu.pool.records import Wanted
 from emu.pool.row_path import RowPath
 from emu.pool.shared_directory import SharedDirectory
@@ -24,7 +26,7 @@ from emu.pool.space import HASH_BYTES
 from emu.store import Capability, Descriptor, KVStore, Reservation, Stats, check_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from emu.layout import KVLayout
     from emu.pool.held import Held
@@ -62,6 +64,7 @@ class PoolStore(KVStore):
         except BaseException:
             medium.close()
             raise
+        medium.header = self._directory.pool.to_bytes()
         self._held = HeldRequests(layout, medium.name)
         self._rows = RowPath(
             medium,
@@ -99,6 +102,7 @@ class PoolStore(KVStore):
     def buffer(self, nbytes: int) -> Rows:
         """See KVStore.buffer."""
         self._usable()
+        nbytes = whole_number("nbytes", nbytes)
         if nbytes < 0:
             raise UserError(f"a buffer of {nbytes} bytes", remedy="ask for 0 or more")
         return self._medium.buffer(nbytes)
@@ -115,6 +119,7 @@ class PoolStore(KVStore):
         """See KVStore.reserve."""
         self._usable()
         self._medium.check()
+        _check_list("block_hashes", block_hashes)
         want = Wanted(key, num_tokens, tuple(block_hashes), append_tokens)
         self._check_wanted(want)
         (lease,) = self._directory.reserve([want])
@@ -140,8 +145,8 @@ class PoolStore(KVStore):
                 remedy="only full prompt blocks can be shared",
             )
         for block_hash in want.block_hashes:
-            if len(block_hash) != HASH_BYTES:
-                raise UserError(
+            if not _is_hash(block_hash):
+                raise ArgumentTypeError(
                     f"request {want.key!r}: {block_hash!r} is no block hash",
                     remedy=f"a chain hash is {HASH_BYTES} bytes",
                 )
@@ -196,6 +201,11 @@ class PoolStore(KVStore):
     def _check_value(self, name: str, value: Mapping[str, Rows], num_tokens: int | None) -> int:
         """Check one request's arrays; returns its tokens."""
         wanted = {component.name for component in self.layout.components}
+        if not isinstance(value, Mapping):
+            raise ArgumentTypeError(
+                f"{name}: got a {type(value).__name__}",
+                remedy=f"give a dict with an array for each of {sorted(wanted)}",
+            )
         if set(value) != wanted:
             raise UserError(
                 f"{name}: got components {sorted(value)}, wanted {sorted(wanted)}",
@@ -212,14 +222,14 @@ class PoolStore(KVStore):
     def exists(self, keys: Sequence[str]) -> BoolMask:
         """See KVStore.exists."""
         self._usable()
-        _check_keys(keys)
+        _check_list("keys", keys)
         entries = self._directory.find(keys)
         return np.array([e is not None and e.state == "published" for e in entries], np.bool_)
 
     def delete(self, keys: Sequence[str]) -> int:
         """See KVStore.delete; this store's slots of the requests are stale at once."""
         self._usable()
-        _check_keys(keys)
+        _check_list("keys", keys)
         generations = self._directory.delete(keys)
         for generation in generations:
             for held in self._held.of(generation):
@@ -229,7 +239,7 @@ class PoolStore(KVStore):
     def slots(self, keys: Sequence[str]) -> SlotIds:
         """See KVStore.slots; takes a lease on what this store does not hold yet."""
         self._usable()
-        _check_keys(keys)
+        _check_list("keys", keys)
         found = {key: self._held_entry(entry) for key, entry in self._find_all(keys).items()}
         missing = [key for key, held in found.items() if held is None]
         leases = self._directory.lease(missing)
@@ -280,6 +290,7 @@ class PoolStore(KVStore):
         """See KVStore.fetch."""
         self._usable()
         self._held.get(slot)
+        start = whole_number("start", start)
         self._rows.fetch(slot, component, start, out)
 
     def append(
@@ -298,6 +309,7 @@ class PoolStore(KVStore):
     def publish(self, key: str) -> Descriptor:
         """See KVStore.publish; a published key that this store does not hold is described as it stands."""
         self._usable()
+        self._medium.check()
         entry = self._find_all([key])[key]
         held = self._held_entry(entry)
         if held is not None:
@@ -326,12 +338,18 @@ class PoolStore(KVStore):
     def attach(self, descriptor: Descriptor) -> int:
         """See KVStore.attach; the slot holds what is published now, which may be more than the descriptor says."""
         self._usable()
+        if not isinstance(descriptor, Descriptor):
+            raise ArgumentTypeError(
+                f"attach: got a {type(descriptor).__name__}",
+                remedy="give a Descriptor; Descriptor.from_bytes() reads the wire form",
+            )
         self._medium.check()
         if descriptor.layout != self.layout.fingerprint():
             raise LayoutMismatch(
                 device=self.device,
                 found=descriptor.layout.hex(),
                 expected=self.layout.fingerprint().hex(),
+                rows=self.layout.describe(),
                 remedy="open the store with the layout of the one that published",
             )
         return self._held.add(self._directory.attach(descriptor), may_append=False).slot
@@ -366,9 +384,16 @@ class PoolStore(KVStore):
         self._medium.reset_stats()
 
 
-def _check_keys(keys: Sequence[str]) -> None:
-    if isinstance(keys, str):
-        raise UserError(f"got the string {keys!r} for a list of keys", remedy=f"write [{keys!r}]")
+def _is_hash(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == HASH_BYTES
+
+
+def _check_list(name: str, values: object) -> None:
+    """A string is no list of keys, and bytes are no list of hashes."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Collection):
+        raise ArgumentTypeError(
+            f"{name}: got the {type(values).__name__} {values!r}", remedy="give a list"
+        )
 
 
 def _open_directory(
@@ -382,7 +407,9 @@ def _open_directory(
 
 
 def _check_pairs(name: str, keys: Sequence[str], values: Sequence[object]) -> None:
-    if isinstance(keys, str) or len(keys) != len(values):
+    _check_list("keys", keys)
+    _check_list(name, values)
+    if len(keys) != len(values):
         raise UserError(
             f"got {len(keys)} keys and {len(values)} {name}",
             remedy="give one for each key, in lists",

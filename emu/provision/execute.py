@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from emu.errors import TestbedError, UserError
+from emu.errors import ProgramError, TestbedError, UserError
 from emu.provision import process
 from emu.provision.plan import log_path
 from emu.provision.state import ProcessRecord
@@ -57,7 +57,8 @@ def spawn(
         popen: more arguments of subprocess.Popen.
 
     Raises:
-        UserError: no such host, or no such program.
+        UserError: no such host.
+        ProgramError: no such program, or one that cannot be run.
         TestbedError: the testbed is going down.
     """
     if not argv:
@@ -67,7 +68,7 @@ def spawn(
     try:
         child: subprocess.Popen[bytes] = subprocess.Popen(argv, env=full_env, **popen)
     except (OSError, ValueError) as error:
-        raise UserError(f"{argv[0]!r} cannot be run: {error}") from error
+        raise _cannot_run(argv[0], error) from error
     try:
         started = process.identify(child.pid)
         if started is not None:
@@ -77,6 +78,17 @@ def spawn(
         child.wait()
         raise
     return child
+
+
+def _cannot_run(program: str, error: OSError | ValueError) -> ProgramError:
+    missing = isinstance(error, FileNotFoundError)
+    why = error.strerror if isinstance(error, OSError) else error
+    return ProgramError(
+        f"{program!r} cannot be run: {why}",
+        program=program,
+        shell_status=127 if missing else 126,
+        remedy="check its name and $PATH" if missing else "check its permissions and its format",
+    )
 
 
 def forget(testbed: Testbed, pid: int) -> None:

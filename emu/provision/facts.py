@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emu.devdax import devdax_bytes
+from emu.devdax import devdax_bytes, identity
 from emu.host_memory import MEMORY_FILE_SYSTEMS, available_bytes, cgroup_free_bytes, mount_of
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ class PathFacts:
         kind: "file", "devdax" or "other"; "missing" when nothing is there.
         size_bytes: its size.
         usable: readable and writable by this user.
+        identity: equal for two names of one device; None when nothing is there.
     """
 
     kind: str
     size_bytes: int = 0
     usable: bool = False
+    identity: tuple[str, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +125,11 @@ def path_facts(path: Path) -> PathFacts:
         return PathFacts("missing")
     usable = os.access(path, os.R_OK | os.W_OK)
     if stat.S_ISREG(found.st_mode):
-        return PathFacts("file", found.st_size, usable)
+        return PathFacts("file", found.st_size, usable, identity(found))
     size_bytes = None
     if stat.S_ISCHR(found.st_mode):
         with suppress(OSError, ValueError):
             size_bytes = devdax_bytes(found)
-    return PathFacts("other") if size_bytes is None else PathFacts("devdax", size_bytes, usable)
+    if size_bytes is None:
+        return PathFacts("other")
+    return PathFacts("devdax", size_bytes, usable, identity(found))

@@ -113,6 +113,7 @@ def make_plan(spec: TestbedSpec, facts: Facts) -> Plan:
         _device(spec, number, f"{run_dir}/cxl{number}", facts)
         for number in range(len(spec.devices))
     )
+    _refuse_twins(devices, facts)
     node_bytes = 0
     if spec.rdma == "node":
         node_bytes = spec.node_bytes or max(device.size_bytes for device in devices)
@@ -186,6 +187,20 @@ def _device(spec: TestbedSpec, number: int, made_path: str, facts: Facts) -> Dev
     return Device(path, size_bytes, device.serial, existing=device.path is not None)
 
 
+def _refuse_twins(devices: tuple[Device, ...], facts: Facts) -> None:
+    """Two pools on the same bytes would destroy each other."""
+    names: dict[tuple[str, int, int], str] = {}
+    for path in (device.path for device in devices if device.existing):
+        identity = facts.paths[path].identity
+        if identity in names:
+            raise UserError(
+                f"devices {names[identity]} and {path} are the same device",
+                remedy="name each device once, by whatever path",
+            )
+        if identity is not None:
+            names[identity] = path
+
+
 def _existing_size(path: str, wanted: int | None, facts: Facts) -> int:
     found = facts.paths[path]
     if found.kind == "missing":
@@ -193,7 +208,10 @@ def _existing_size(path: str, wanted: int | None, facts: Facts) -> int:
             f"device {path} does not exist", remedy="name an existing file or /dev/daxN.M"
         )
     if found.kind == "other":
-        raise UserError(f"device {path} is neither a file nor a devdax node")
+        raise UserError(
+            f"device {path} is neither a file nor a devdax node",
+            remedy="name an existing file or /dev/daxN.M",
+        )
     if not found.usable:
         raise HostError(
             f"device {path} is not readable and writable", remedy="change its permissions"

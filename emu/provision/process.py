@@ -36,12 +36,16 @@ def _pids() -> Iterator[int]:
 
 
 def tagged(testbed_id: str) -> list[ProcessId]:
-    """Running processes whose initial environment carries this testbed's id: what it started, and their children."""
+    """Running processes whose initial environment carries this testbed's id: what it started, and their children.
+
+    Raises:
+        OSError: they cannot be told, for instance without a free file descriptor.
+    """
     tag = f"{TAG}={testbed_id}".encode()
     found = []
     for pid in _pids():
-        process = identify(pid)
-        with suppress(OSError):
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            process = identify(pid)
             if process and tag in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(process)
     return found
@@ -65,7 +69,7 @@ def ancestors() -> set[int]:
         pids.add(pid)
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended, or is hidden
             break
         pid = int(stat[stat.rindex(b")") + 2 :].split()[1])
     return pids

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from emu.errors import UserError
 from emu.suggest import did_you_mean
+from emu.toml_file import read_toml
 from emu.units import parse_size
 
 DRIVERS = ("auto", "local", "qemu")
@@ -153,7 +153,7 @@ def _path(where: str, value: object) -> str:
 
 def _profile(where: str, value: object) -> str:
     text = _typed(where, value, str, "a text")
-    from emu.timing.profile import load_system
+    from emu.timing.profile_file import load_system
 
     try:
         load_system(text)
@@ -223,14 +223,7 @@ def make_spec(flags: Flags, file: Path | None = None) -> TestbedSpec:
 
 def _read(file: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
     """Tables and devices of a spec file, every key known and every value checked."""
-    if file.exists() and not file.is_file():
-        raise UserError(f"{file}: not a regular file", remedy="name a readable TOML file")
-    try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}", remedy="name a readable TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: not TOML: {error}") from error
+    raw = read_toml(file, "spec")
     known = (*_TABLES, "device")
     for key in raw:
         if key not in known:
@@ -285,8 +278,7 @@ def _devices(
         )
         for number, device in enumerate(listed)
     )
-    _refuse_twins("serial", [str(device.serial) for device in devices])
-    _refuse_twins("path", [device.path for device in devices if device.path])
+    _refuse_twins([device.serial for device in devices])
     return devices
 
 
@@ -297,11 +289,11 @@ def _device_size(device: Mapping[str, Any], given: int | None) -> int | None:
     return given or device.get("size", DEFAULT_DEVICE_BYTES)
 
 
-def _refuse_twins(what: str, values: list[str]) -> None:
-    for value in values:
-        if values.count(value) > 1:
+def _refuse_twins(serials: list[int]) -> None:
+    for serial in serials:
+        if serials.count(serial) > 1:
             raise UserError(
-                f"two devices have the {what} {value}", remedy=f"give each its own {what}"
+                f"two devices have the serial {serial}", remedy="give each its own serial"
             )
 
 

@@ -139,8 +139,31 @@ class StateDirectory:
         return self.path / f"{name}.json"
 
     def names(self) -> list[str]:
-        """Names of all recorded testbeds, sorted."""
-        return sorted(entry.name.removesuffix(".json") for entry in self.path.glob("*.json"))
+        """Names of all recorded testbeds, sorted.
+
+        Raises:
+            TestbedError: the directory cannot be read.
+        """
+        return self._names(".json")
+
+    def _names(self, suffix: str) -> list[str]:
+        try:
+            entries = os.listdir(self.path)  # noqa: PTH208  (glob() takes what it may not read for empty)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise TestbedError(
+                f"{self.path} cannot be read: {error.strerror}",
+                remedy="set XDG_STATE_HOME to a directory of yours, or mend its permissions",
+            ) from error
+        return sorted(entry.removesuffix(suffix) for entry in entries if entry.endswith(suffix))
+
+    def remove_stale_locks(self) -> None:
+        """Remove the lock files of processes that were killed; those in use stay."""
+        for name in self._names(".lock"):
+            if not self.record_path(name).exists():
+                with suppress(TestbedError), self.lock(name, wait_s=0):
+                    pass
 
     def load(self, name: str) -> Record:
         """The record of that testbed.
@@ -156,9 +179,22 @@ class StateDirectory:
             raise TestbedError(
                 f"no testbed {name!r}",
                 name=name,
-                remedy=f"there are {names}" if names else "make one with `emu up --cxl-devices 4`",
+                remedy=f"there are {names}" if names else "make one with `emu up --cxl-devices 2`",
             ) from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except PermissionError as error:
+            raise TestbedError(
+                f"the record {path} cannot be read: {error.strerror}",
+                name=name,
+                remedy="it is another user's testbed: ask them, or run this as that user",
+            ) from error
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise TestbedError(
                 f"the record {path} cannot be read: {type(error).__name__}: {error}",
                 name=name,
@@ -215,7 +251,7 @@ class StateDirectory:
         try:
             with (self.path / f"{name}.lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return False
         except BlockingIOError:
             return True

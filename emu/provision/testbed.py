@@ -43,6 +43,11 @@ class Testbed:
         self.record = record
         self.state = state
 
+    def __repr__(self) -> str:
+        """Name, hosts, devices and directory, for a prompt."""
+        counts = f"{len(self.hosts)} hosts, {len(self.devices)} devices"
+        return f"<Testbed {self.name!r}: {self.driver}, {counts}, {self.run_dir}>"
+
     @classmethod
     def find(cls, name: str | None = None) -> Testbed:
         """The testbed of that name, or the one meant without a name.
@@ -186,7 +191,8 @@ class Testbed:
             Exit status (128 + N after signal N), stdout and stderr.
 
         Raises:
-            UserError: no such host, or no such program.
+            UserError: no such host.
+            ProgramError: no such program, or one that cannot be run.
             subprocess.TimeoutExpired: it took longer.
         """
         out, err = bytearray(), bytearray()

@@ -73,6 +73,13 @@ def undo(record: Record, progress: Callable[[str], None]) -> Undone:
         f"process {pid} still maps files of {record.run_dir}; emu did not start it"
         for pid in process.mapping(Path(record.run_dir))
     ]
+    undone.left += [
+        f"{left}: the pool on {device.path}, whose content stays; a store on it needs both"
+        for device in record.devices
+        if device.existing
+        for left in _companions(Path(device.path).resolve())
+        if left.name.endswith(DIRECTORY_SUFFIXES[0])
+    ]
     owned = owns_run_dir(record)
     for entry in reversed(record.steps):
         progress(f"undo: {entry.step}")
@@ -197,12 +204,15 @@ def _remove_scratch(path: Path, entry: StepRecord, undone: Undone) -> None:
             undone.removed.append(str(path))
 
 
+def _companions(path: Path) -> list[Path]:
+    """What stores made beside a device or a socket."""
+    found = [path.with_name(path.name + suffix) for suffix in DIRECTORY_SUFFIXES]
+    return [companion for companion in found if companion.is_file() and not companion.is_symlink()]
+
+
 def _remove_companions(path: Path, undone: Undone) -> None:
-    for suffix in DIRECTORY_SUFFIXES:
-        companion = path.with_name(path.name + suffix)
-        with suppress(FileNotFoundError):
-            if stat.S_ISREG(companion.lstat().st_mode):
-                _unlink(companion, undone)
+    for companion in _companions(path):
+        _unlink(companion, undone)
 
 
 def _unlink(path: Path, undone: Undone) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from emu.sac.hot_buffer import HotBuffer
     from emu.sac.plan import RequestPlan
     from emu.store import Descriptor, KVStore, Rows
-    from emu.timing.actors import Op, Wait
+    from emu.timing.actors import Signal, Wait
 
 
 @dataclass(slots=True)
@@ -52,25 +52,34 @@ class Attacher:
         self._scratch = Scratch()
 
     def attach(
-        self, delivery: Delivery, place: int, hot: HotBuffer | None
+        self, delivery: Delivery, place: int, hot: HotBuffer | None, turn: Signal | None = None
     ) -> Generator[Wait, None, Sequence]:
-        """Actor steps that end with a sequence ready to decode."""
+        """Actor steps that end with a sequence ready to decode.
+
+        Args:
+            delivery: the request.
+            place: its row in the hot buffer.
+            hot: the GPU's hot buffer, None where it has none.
+            turn: a GPU copies for one request at a time: the one before has what it needs when this has fired.
+        """
         plan = delivery.plan
-        record = Record(plan.number, self._clock.now_ns)
+        record = Record(plan.number, self._clock.now_ns, self._clock.modelled_ns)
         if self._spec.round == 1:
             yield from self._prefill(delivery, record)
-        started_ns = self._clock.now_ns
+        if turn is not None:
+            yield turn
+        started_ns = self._clock.modelled_ns
         pool = self._context.pool(plan)
         slot = pool.attach(delivery.descriptor)
         reader, reader_slot = pool, slot
         if self._local is not None:
             reader, reader_slot = self._local, self._copy(plan, pool, slot, self._local)
-            yield self._charge(self._design.prefetch_path, plan, record, ("kv", "index"))
+            yield from self._charge(self._design.prefetch_path, plan, record, ("kv", "index"))
         keys = self._index_keys(plan, reader, reader_slot)
-        yield self._charge(self._design.index_path, plan, record, ("index",))
+        yield from self._charge(self._design.index_path, plan, record, ("index",))
         if hot is not None:
             yield from self._admit(plan, record, (reader, reader_slot), place, hot)
-        record.attach_transfer_ns += self._clock.now_ns - started_ns
+        record.attach_transfer_ns += self._clock.modelled_ns - started_ns
         return self._sequence(delivery, record, (pool, slot), (reader, reader_slot), place, keys)
 
     def _prefill(self, delivery: Delivery, record: Record) -> Generator[Wait, None, None]:
@@ -79,20 +88,20 @@ class Attacher:
         layers = len(self._layout.component("kv").layers)
         record.prefill_compute_ns = self._system.compute.prefill_ns(tokens, layers)
         yield self._clock.compute("prefill", record.prefill_compute_ns, f"prefill {plan.label}")
-        computed_ns = self._clock.now_ns
+        computed_ns = self._clock.modelled_ns
         path = self._system.path(
             self._design.flush_path or self._design.write_path, plan.gpu, plan.device
         )
-        regions = len(self._layout.regions)
-        yield self._clock.transfer(
-            "prefill",
-            path,
-            tokens * self._layout.token_bytes,
-            tokens * regions,
-            f"publish {plan.label}",
-            requests=self._layout.blocks_for(tokens) * regions,
-        )
-        record.attach_transfer_ns += self._clock.now_ns - computed_ns
+        for row_bytes in self._layout.region_row_bytes:
+            yield self._clock.transfer(
+                "prefill",
+                path,
+                tokens * row_bytes,
+                tokens,
+                f"publish {plan.label}",
+                requests=self._layout.blocks_for(tokens),
+            )
+        record.attach_transfer_ns += self._clock.modelled_ns - computed_ns
 
     def _read(self, store: KVStore, slot: int, name: str, tokens: int) -> Rows:
         """A component's first tokens, uint8 [layers, tokens, row_bytes], valid until the next call."""
@@ -125,21 +134,25 @@ class Attacher:
 
     def _charge(
         self, path_name: str, plan: RequestPlan, record: Record, names: tuple[str, ...]
-    ) -> Op:
-        """Whole components of the prompt over a path: one request per block and layer."""
-        components = [self._layout.component(name) for name in names]
-        layers = sum(len(c.layers) for c in components)
-        nbytes = sum(plan.prompt_rows * c.row_bytes * len(c.layers) for c in components)
-        if not self._design.resident:
-            record.read(nbytes)
-        return self._clock.transfer(
-            f"gpu{plan.gpu}.attach",
-            self._system.path(path_name, plan.gpu, plan.device),
-            nbytes,
-            plan.prompt_rows * layers,
-            f"attach {plan.label} {'+'.join(names)}",
-            requests=self._layout.blocks_for(plan.prompt_rows) * layers,
-        )
+    ) -> Generator[Wait, None, None]:
+        """Whole components of the prompt over a path, layer by layer, one request per block.
+
+        A copy in one piece would keep its links from the decode steps of all GPUs until it ends.
+        """
+        for name in names:
+            component = self._layout.component(name)
+            for layer in component.layers:
+                nbytes = plan.prompt_rows * component.row_bytes
+                if not self._design.resident:
+                    record.read(nbytes)
+                yield self._clock.transfer(
+                    f"gpu{plan.gpu}.attach",
+                    self._system.path(path_name, plan.gpu, plan.device),
+                    nbytes,
+                    plan.prompt_rows,
+                    f"attach {plan.label} {name} {layer}",
+                    requests=self._layout.blocks_for(plan.prompt_rows),
+                )
 
     def _admit(
         self,
@@ -155,7 +168,7 @@ class Attacher:
         rows = self._read(*source, "kv", plan.prompt_rows)
         for number in range(rows.shape[0]):
             hot.request_rows(number, place)[: plan.prompt_rows] = rows[number]
-        yield self._charge(self._design.miss_path, plan, record, ("kv",))
+        yield from self._charge(self._design.miss_path, plan, record, ("kv",))
 
     def _sequence(
         self,

@@ -1,208 +1,50 @@
-"""What `emu run` does: options to a plan, a testbed found or made, the designs run, the figures shown."""
+"""What `emu run` does: a plan made, a testbed found or made, the designs run, the figures shown."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from emu import host_memory
-from emu.errors import UserError, WorkerError
+from emu.errors import TestbedError, UserError, WorkerError
 from emu.json_output import json_text
+from emu.provision.condition import inspect
 from emu.provision.facts import SHM, free_bytes
-from emu.provision.process import boot_id, identify
 from emu.provision.testbed import Testbed, testbed
-from emu.sac.designs import parse_designs
 from emu.sac.media import Media
 from emu.sac.memory import check_fits, peak_need
-from emu.sac.plan import (
-    RunSpec,
-    blocks_needed,
-    check_devices,
-    check_hbm,
-    copy_bytes_needed,
-    device_bytes_needed,
-    place,
-)
 from emu.sac.progress import TerminalProgress
-from emu.sac.report import FILES, FULL_WIDTH, table, write_files
+from emu.sac.report import (
+    FULL_WIDTH,
+    clear_results,
+    footer,
+    late_warning,
+    pace_line,
+    plan_lines,
+    result_files,
+    tables,
+    write_files,
+)
+from emu.sac.run_plan import make_plan
 from emu.sac.session import Session, Setting, work_units
-from emu.timing.profile import DEFAULT_SYSTEM
-from emu.timing.system import System
-from emu.trace.generate import GenerateOptions, generate
-from emu.trace.read import read_trace
-from emu.trace.shape import shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from emu.sac.designs import Design
-    from emu.sac.plan import RequestPlan
-    from emu.sac.row_format import KVDtype
-    from emu.trace.request import Request
-
-DEFAULT_DEVICES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of `emu run`, by the names that click gives them; None where the user said nothing.
-
-    Attributes:
-        backend: designs, comma-separated, or "all".
-        trace_path, requests, context, output_tokens, skip_bad: which requests.
-        name, directory: the testbed, or where an ephemeral one is made.
-        out: directory for files.
-        dry_run, as_json: what to print.
-        round_, time_mode and the others: as in RunSpec.
-    """
-
-    backend: str
-    model: str
-    kv_dtype: KVDtype
-    top_k: int | None
-    hot_buffer: int | None
-    gpus: int
-    devices: int | None
-    placement: str
-    round_: int
-    concurrency: int
-    arrivals: str
-    trace_path: Path | None
-    requests: int
-    context: int
-    output_tokens: int
-    skip_bad: bool
-    hbm_bytes: int
-    time_mode: str
-    dilation: float
-    profile: str | None
-    seed: int
-    name: str | None
-    directory: Path | None
-    out: Path | None
-    dry_run: bool
-    as_json: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """A whole run, before anything is started.
-
-    Attributes:
-        spec, designs, requests: what runs.
-        skipped_lines: malformed lines of the trace that were skipped.
-        device_bytes: size that the fullest CXL device needs.
-        pool_bytes: size that one pool of all requests needs.
-        copy_bytes: host DRAM for the copies of a prefetching design.
-    """
-
-    spec: RunSpec
-    designs: tuple[Design, ...]
-    requests: tuple[RequestPlan, ...]
-    skipped_lines: int
-    device_bytes: int
-    pool_bytes: int
-    copy_bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, for --dry-run."""
-        return {
-            "spec": asdict(self.spec),
-            "designs": [design.name for design in self.designs],
-            "requests": [
-                {
-                    "number": r.number,
-                    "gpu": r.gpu,
-                    "device": r.device,
-                    "input_tokens": r.request.input_tokens,
-                    "output_tokens": r.request.output_tokens,
-                }
-                for r in self.requests
-            ],
-            "skipped_lines": self.skipped_lines,
-            "device_bytes": self.device_bytes,
-            "pool_bytes": self.pool_bytes,
-            "copy_bytes": self.copy_bytes,
-        }
-
-
-def make_plan(spec: RunSpec, options: RunOptions, device_sizes: Sequence[int] | None) -> RunPlan:
-    """The plan of a run: pure, but for reading the trace.
-
-    Args:
-        spec: what decides the results.
-        options: which designs and requests.
-        device_sizes: of the testbed's devices; None where they will be made to measure.
-
-    Raises:
-        UserError: options, trace or sizes that cannot be right.
-    """
-    System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
-    designs = parse_designs(options.backend)
-    requests, skipped = _requests(spec, options)
-    plans = place(requests, spec, _run_name())
-    layout = spec.config().layout(spec.kv_dtype)
-    check_hbm(plans, designs, spec, layout)
-    blocks = blocks_needed(plans, spec, layout, spec.devices)
-    if device_sizes is not None and any(design.scheme == "cxl" for design in designs):
-        check_devices(blocks, layout, device_sizes[: spec.devices])
-    return RunPlan(
-        spec=spec,
-        designs=designs,
-        requests=tuple(plans),
-        skipped_lines=skipped,
-        device_bytes=device_bytes_needed(blocks, layout),
-        pool_bytes=device_bytes_needed(blocks_needed(plans, spec, layout, 1), layout),
-        copy_bytes=copy_bytes_needed(plans, spec, layout),
-    )
-
-
-def _run_name() -> str:
-    """This process, among all that use the same pool now, did so before, or will."""
-    own = identify(os.getpid())
-    assert own is not None
-    return f"{boot_id()[:8]}-{own.pid}-{own.start_time}"
-
-
-def _requests(spec: RunSpec, options: RunOptions) -> tuple[list[Request], int]:
-    """The requests of the trace, cut to size, and how many lines were skipped."""
-    context, output_tokens = options.context, options.output_tokens
-    if output_tokens > context - 2:
-        raise UserError(
-            f"{output_tokens} output tokens leave no prompt in a context of {context}",
-            remedy=f"use --context {output_tokens + 2} or more, or fewer --output-tokens",
-        )
-    longest = spec.config().max_context
-    if context > longest:
-        raise UserError(
-            f"a context of {context} is beyond the {longest} of model {spec.model}",
-            remedy=f"use --context {longest} or less, or --model small",
-        )
-    path = options.trace_path
-    if path is None:
-        trace: Sequence[Request] = generate(
-            GenerateOptions(requests=options.requests, seed=spec.seed)
-        )
-        skipped = 0
-    else:
-        read = read_trace(path, limit=options.requests, skip_bad=options.skip_bad)
-        trace, skipped = read.requests, len(read.skipped)
-    return shape(
-        trace, context=context, output_tokens=output_tokens, limit=options.requests
-    ), skipped
+    from emu.sac.run_plan import RunOptions, RunPlan
 
 
 def execute(plan: RunPlan, setting: Setting) -> list[dict[str, Any]]:
     """Run every design; the entries of "runs"."""
     progress = TerminalProgress(work_units(plan.requests, plan.designs))
+    facts = plan.facts()
     with progress.shown(), Session(plan.spec, plan.requests, setting, progress) as session:
-        return [session.run(design) for design in plan.designs]
+        return [{**session.run(design), "spec": facts} for design in plan.designs]
 
 
 def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json: bool) -> None:
@@ -216,20 +58,11 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
     if as_json:
         sys.stdout.write(json_text({"runs": runs}) + "\n")
     else:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=FULL_WIDTH)
-        console.print(table(runs, console.width))
-        outputs = sorted({r.request.output_tokens for r in plan.requests})
-        longest = max(r.request.input_tokens for r in plan.requests)
-        console.print(
-            f"{len(plan.requests)} requests, prompts of up to {longest} tokens, {outputs[0]} to {outputs[-1]} output "
-            "tokens (--requests, --context, --output-tokens)"
-        )
-        if plan.skipped_lines:
-            console.print(f"{plan.skipped_lines} malformed lines of the trace were skipped")
-        if out is not None:
-            console.print(f"written: {out}/runs.jsonl, comparison.png, ops-*.jsonl")
+        _print(runs, plan, out)
+    for note in plan.notes:
+        sys.stderr.write(f"note: {note}\n")
+    if warning := late_warning(runs):
+        sys.stderr.write(f"warning: {warning}\n")
     for run in runs:
         if not (run["tokens_match"] and run["kv_bytes_match"]):
             raise WorkerError(
@@ -237,6 +70,21 @@ def show(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None, *, as_json
                 role="oracle",
                 remedy="this is a defect of emu or of the medium: report it with the command",
             )
+
+
+def _print(runs: list[dict[str, Any]], plan: RunPlan, out: Path | None) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=FULL_WIDTH)
+    for each in tables(runs, console.width):
+        console.print(each)
+    lines = [*footer(runs), pace_line(runs)]
+    if plan.trace.skipped_lines:
+        lines.append(f"{plan.trace.skipped_lines} malformed lines of the trace were skipped")
+    if out is not None:
+        lines.append(f"written: {out}/runs.jsonl, comparison.png, ops-*.jsonl, selections-*.npz")
+    for line in filter(None, lines):
+        console.print(line, soft_wrap=True)
 
 
 def run_command(options: RunOptions) -> None:
@@ -252,22 +100,24 @@ def run_command(options: RunOptions) -> None:
             f"--dir is for a testbed that the run makes, and {found.name!r} is up",
             remedy="leave --dir out, or take the testbed down first",
         )
-    spec = _spec(options, found)
-    sizes = None if found is None else [device.size_bytes for device in found.record.devices]
-    plan = make_plan(spec, options, sizes)
+    if found is not None:
+        _refuse_damaged(found)
+    plan = make_plan(options, found)
     if options.dry_run:
-        where = None if found is None else found.name
-        sys.stdout.write(json_text({"testbed": where, **plan.to_json()}) + "\n")
+        _print_plan(plan, None if found is None else found.name, as_json=options.as_json)
         return
     _check_memory(plan, found, options.directory)
     with _on(found, plan, options.directory) as bed, bed.workspace() as workspace:
         media = Media(
-            devices=[Path(path) for path in bed.devices[: spec.devices]],
+            devices=[Path(path) for path in bed.devices[: plan.spec.devices]],
             workspace=workspace,
             pool_bytes=plan.pool_bytes,
             copy_bytes=plan.copy_bytes,
         )
-        runs = execute(plan, Setting(media, bed, _make_directories(out)))
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            clear_results(out)
+        runs = execute(plan, Setting(media, bed, out))
     show(runs, plan, out, as_json=options.as_json)
 
 
@@ -278,31 +128,27 @@ def _check_memory(plan: RunPlan, found: Testbed | None, directory: Path | None) 
     check_fits(need, fs_free_bytes=free_bytes(place), memory_free_bytes=host_memory.free_bytes())
 
 
-def _spec(options: RunOptions, found: Testbed | None) -> RunSpec:
-    available = DEFAULT_DEVICES if found is None else len(found.devices)
-    devices = options.devices or available
-    if found is not None and devices > available:
-        raise UserError(
-            f"{devices} devices asked for, testbed {found.name!r} has {available}",
-            remedy=f"use --devices {available} or less, or a testbed with more",
+def _print_plan(plan: RunPlan, testbed_name: str | None, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json_text({"testbed": testbed_name, **plan.to_json()}) + "\n")
+        return
+    for line in plan_lines(plan.to_json(), testbed_name):
+        sys.stdout.write(line + "\n")
+
+
+def _refuse_damaged(found: Testbed) -> None:
+    """Before anything is computed: a run on what is left of a testbed fails late, or says nothing.
+
+    Raises:
+        TestbedError: what is missing or changed.
+    """
+    condition = inspect(found.state, found.name)
+    if condition.state != "up":
+        raise TestbedError(
+            f"testbed {found.name!r} is {condition.state}: {', '.join(condition.faults) or 'it changes'}",
+            name=found.name,
+            remedy=f"clear it with `emu down {found.name}`, then `emu up` again",
         )
-    return RunSpec(
-        model=options.model,
-        kv_dtype=options.kv_dtype,
-        top_k=options.top_k or 0,
-        hot_buffer=options.hot_buffer or 0,
-        gpus=options.gpus,
-        devices=devices,
-        placement=options.placement,
-        round=options.round_,
-        concurrency=options.concurrency,
-        arrivals=options.arrivals,
-        hbm_bytes=options.hbm_bytes,
-        profile=options.profile or (DEFAULT_SYSTEM if found is None else found.profile),
-        time=options.time_mode,
-        dilation=options.dilation,
-        seed=options.seed,
-    )
 
 
 @contextmanager
@@ -335,17 +181,11 @@ def _output_directory(out: Path | None) -> Path | None:
         raise UserError(
             f"--out {out}: {existing} is a file, or leads nowhere", remedy="name a directory"
         )
-    for name in FILES:
-        if (out / name).is_dir():
-            raise UserError(f"--out {out}: {out / name} is a directory", remedy="name another one")
+    for path in result_files(out):
+        if path.is_dir():
+            raise UserError(f"--out {out}: {path} is a directory", remedy="name another one")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(
             f"--out {out}: no permission to write in {existing}", remedy="name another directory"
         )
-    return out
-
-
-def _make_directories(out: Path | None) -> Path | None:
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
     return out

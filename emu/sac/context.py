@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from emu.sac.designs import Design
     from emu.sac.model import DsaModel
     from emu.sac.plan import RequestPlan, RunSpec
-    from emu.store import KVStore
+    from emu.store import KVStore, TokenIds
     from emu.timing.clock import Clock
     from emu.timing.system import System
 
@@ -26,6 +26,7 @@ class DecodeContext:
         local: the decode host's DRAM copy, None where the design has none.
         clock, system: charge the time.
         tick: called after each output token.
+        observe: called with request, layer, rows that exist and int32 [k] selected tokens, where somebody records.
     """
 
     model: DsaModel
@@ -36,6 +37,7 @@ class DecodeContext:
     clock: Clock
     system: System
     tick: Callable[[], None]
+    observe: Callable[[int, int, int, TokenIds], None] | None = None
 
     def pool(self, plan: RequestPlan) -> KVStore:
         """The store that holds a request's KV."""

@@ -62,6 +62,7 @@ class DecodeGpu:
         self._attaching = 0
         self._active: list[Sequence] = []
         self._wake: Signal | None = None
+        self._copied: Signal | None = None  # the last request that began to attach has its bytes
         self._step = DecodeStep(number, context)
         self._free_places = list(range(context.spec.gpu_slots(number)))
 
@@ -107,7 +108,7 @@ class DecodeGpu:
         while self._waiting and self._free_places:
             delivery = self._waiting[0]
             need = self._hbm_bytes(delivery.plan)
-            if self._arrival_ns(delivery) > self._clock.now_ns:
+            if self._arrival_ns(delivery) > self._clock.modelled_ns:
                 return
             if self.usage.bytes_now + need > self._context.spec.hbm_bytes:
                 return
@@ -122,9 +123,12 @@ class DecodeGpu:
 
     def _attach(self, delivery: Delivery, place: int) -> Generator[Wait, None, None]:
         arrival_ns = self._arrival_ns(delivery)
-        sequence = yield from self._attacher.attach(delivery, place, self._step.hot)
+        turn, copied = self._copied, self._clock.signal()
+        self._copied = copied
+        sequence = yield from self._attacher.attach(delivery, place, self._step.hot, turn)
+        copied.fire()
         if self._context.spec.arrivals == "trace":
-            sequence.record.arrival_ns = arrival_ns
+            sequence.record.arrival_ns = sequence.record.modelled_arrival_ns = arrival_ns
         self._attaching -= 1
         self._active.append(sequence)
         self.wake()

@@ -37,6 +37,8 @@ def run_figures(
 ) -> dict[str, Any]:
     """One entry of "runs".
 
+    A clock without a model has no parts: how long its host waited for bytes cannot be told from how long it worked.
+
     Args:
         backend: the design's name.
         clock: what the clock says of itself: mode, profile, dilation.
@@ -52,6 +54,8 @@ def run_figures(
         tbt += np.diff(record.token_ns).tolist()
         tbt_transfer += record.stall_ns[1:]
         queue.append(record.queue_ns)
+    if clock["mode"] == "off":
+        ttft_transfer, queue, tbt_transfer = [], [], []
     began_ns = min(record.arrival_ns for record in records)
     output_tokens = sum(len(record.tokens) for record in records)
     lookups = totals["hits"] + totals["misses"]

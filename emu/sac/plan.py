@@ -48,7 +48,7 @@ class RunSpec:
     top_k: int = 0
     hot_buffer: int = 0
     gpus: int = 4
-    devices: int = 4
+    devices: int = 2
     placement: str = "round-robin"
     round: int = 2
     concurrency: int = 8
@@ -258,12 +258,15 @@ def check_devices(blocks: Sequence[int], layout: KVLayout, sizes: Sequence[int])
 def hbm_request_bytes(
     plan: RequestPlan, design: Design, config: ModelConfig, layout: KVLayout
 ) -> int:
-    """GPU memory that a request takes while it decodes: rows (all, or a hot buffer's) and index keys."""
+    """GPU memory that a request takes while it decodes."""
+    return gpu_bytes(plan.total_rows, design, config.hot_buffer, layout)
+
+
+def gpu_bytes(total_rows: int, design: Design, hot_buffer: int, layout: KVLayout) -> int:
+    """GPU memory of a request that ends with so many rows: rows (all, or a hot buffer's) and index keys."""
     kv, index = layout.component("kv"), layout.component("index")
-    rows = plan.total_rows if design.resident else config.hot_buffer + 1
-    return rows * kv.row_bytes * len(kv.layers) + plan.total_rows * index.row_bytes * len(
-        index.layers
-    )
+    rows = total_rows if design.resident else hot_buffer + 1
+    return rows * kv.row_bytes * len(kv.layers) + total_rows * index.row_bytes * len(index.layers)
 
 
 def check_hbm(

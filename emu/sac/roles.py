@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from emu.locality.recorded import Recorder
 from emu.registry import open_store
 from emu.sac.attach import Delivery
 from emu.sac.context import DecodeContext
@@ -17,8 +19,9 @@ from emu.sac.model import DsaModel
 from emu.sac.oracle import OracleResult, run_oracle
 from emu.sac.plan import RequestPlan
 from emu.sac.prefill import PrefillInstance
+from emu.sac.report import selections_name
 from emu.store import Descriptor, StoreOptions
-from emu.timing.clock import make_clock
+from emu.timing.clock import PacedClock, make_clock
 from emu.timing.system import System
 
 if TYPE_CHECKING:
@@ -27,6 +30,11 @@ if TYPE_CHECKING:
     from emu.sac.channel import Message
     from emu.sac.plan import RunSpec
     from emu.store import KVStore
+    from emu.timing.clock import Clock
+
+
+_LATE_STEPS = 10
+"""A paced run holds while it is late by at most one part in so many of the shortest decode step."""
 
 
 class Role:
@@ -109,7 +117,18 @@ class DecodeRole(Role):
         local = self._local(message["copy_bytes"]) if design.prefetch_path else None
         system = System.load(spec.profile, gpus=spec.gpus, devices=spec.devices)
         clock = make_clock(system, spec.time, spec.dilation)
-        context = DecodeContext(self._model, spec, design, pools, local, clock, system, self._tick)
+        recorder = Recorder() if message["recordings"] else None
+        context = DecodeContext(
+            self._model,
+            spec,
+            design,
+            pools,
+            local,
+            clock,
+            system,
+            self._tick,
+            None if recorder is None else recorder.observe,
+        )
         self._instance = DecodeInstance(context)
         try:
             decoded = self._instance.run(deliveries)
@@ -118,8 +137,11 @@ class DecodeRole(Role):
                 local.close()
         if message["oplog"]:
             clock.log.write(message["oplog"])
+        if recorder is not None:
+            for number, recording in recorder.recordings().items():
+                recording.write(Path(message["recordings"]) / selections_name(number))
         return {
-            "clock": clock.describe(),
+            "clock": _clock_facts(clock, len(self._model.layout.component("kv").layers)),
             "records": [record.to_json() for record in decoded.records],
             "descriptors": {str(n): d.to_bytes().hex() for n, d in decoded.descriptors.items()},
             "totals": {
@@ -135,6 +157,16 @@ class DecodeRole(Role):
         """Detach, so that the pool can reclaim."""
         self._instance.release()
         super().release(message)
+
+
+def _clock_facts(clock: Clock, layers: int) -> dict[str, str | float | None]:
+    """What the clock says of itself; in paced mode also the dilation that this run needed."""
+    facts = clock.describe()
+    if isinstance(clock, PacedClock):
+        step_ns = layers * clock.system.compute.decode_layer_ns(1, 0)
+        needed = clock.pace.dilation_to_hold(max(step_ns // _LATE_STEPS, 1))
+        facts["dilation_to_hold"] = float(f"{needed:.3g}")
+    return facts
 
 
 class OracleRole(Role):

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Record:
-    """One request's history, in ns of the run's clock.
+    """One request's history, in ns of the run's clock; its waits are the model's where there is one (modelled_ns).
 
     Attributes:
         number: of the request.
-        arrival_ns: when it arrived.
+        arrival_ns, modelled_arrival_ns: when it arrived.
         queue_ns: what its first step waited for apart from prefill and bytes: a turn, and the end of a step.
         prefill_compute_ns: modelled compute of its prefill (round 1 only).
         attach_transfer_ns: waiting for bytes before its first step: prefill's write (round 1), prefetch, index keys.
@@ -36,6 +36,7 @@ class Record:
 
     number: int
     arrival_ns: int
+    modelled_arrival_ns: int
     queue_ns: int = 0
     prefill_compute_ns: int = 0
     attach_transfer_ns: int = 0
@@ -56,12 +57,11 @@ class Record:
         """What to_json() made."""
         return cls(**data)
 
-    def begin_step(self, now_ns: int) -> None:
+    def begin_step(self, modelled_ns: int) -> None:
         """A step with this request begins; what came before the first one and is not accounted for was waiting."""
         if not self.token_ns:
-            self.queue_ns = (
-                now_ns - self.arrival_ns - self.prefill_compute_ns - self.attach_transfer_ns
-            )
+            accounted_ns = self.prefill_compute_ns + self.attach_transfer_ns
+            self.queue_ns = modelled_ns - self.modelled_arrival_ns - accounted_ns
 
     def read(self, nbytes: int) -> None:
         """Count bytes read for this request."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from emu.sac.figures import Verdict, run_figures
 from emu.sac.media import Media, pool_urls
 from emu.sac.processes import Call, WorkerProcess, call_all
+from emu.sac.report import oplog_name
 from emu.sac.sequence import Record
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Setting:
     Attributes:
         media: memory and devices.
         testbed: prefill runs on its first host, decode on its last, the oracle beside prefill.
-        oplog_dir: where each design's operation log is kept, None keeps none.
+        oplog_dir: where each design's operation log and the selections are kept, None keeps none.
     """
 
     media: Media
@@ -157,7 +158,8 @@ class Session:
             "design": design.name,
             "deliveries": deliveries,
             "copy_bytes": self._setting.media.copy_bytes,
-            "oplog": str(oplog_dir / f"ops-{design.name}.jsonl") if oplog_dir else "",
+            "oplog": str(oplog_dir / oplog_name(design.name)) if oplog_dir else "",
+            "recordings": str(oplog_dir) if oplog_dir else "",
         }
 
     def _verify(

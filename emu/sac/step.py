@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from emu.sac.sequence import Sequence
     from emu.store import KVStore, Rows, TokenIds
     from emu.timing.actors import Op, Wait
+    from emu.timing.system import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,21 @@ class _Scratch:
     newest: TokenIds
     rows: Rows
     new_rows: dict[str, Rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Requests of a batch whose rows lie behind the same links.
+
+    Attributes:
+        store: where they are read from and written to.
+        path: of the operation that moves them.
+        members: their places in the batch.
+    """
+
+    store: KVStore
+    path: Path
+    members: list[int]
 
 
 class DecodeStep:
@@ -80,7 +96,7 @@ class DecodeStep:
     def run(self, batch: list[Sequence]) -> Generator[Wait, None, None]:
         """One token for every active sequence."""
         for sequence in batch:
-            sequence.record.begin_step(self._clock.now_ns)
+            sequence.record.begin_step(self._clock.modelled_ns)
         hidden = [self._model.embed(torch.tensor([s.token])) for s in batch]
         stall_ns = 0
         compute_ns = self._context.system.compute.decode_layer_ns(
@@ -93,10 +109,10 @@ class DecodeStep:
             ]
             self._select(batch, layer, place, projections)
             yield self._clock.compute(self._actor, compute_ns, f"layer {layer}")
-            began_ns = self._clock.now_ns
+            began_ns = self._clock.modelled_ns
             yield [op for s in batch if (op := s.writes[place]) is not None]
             rows = yield from self._read(batch, layer, place, projections)
-            stall_ns += self._clock.now_ns - began_ns
+            stall_ns += self._clock.modelled_ns - began_ns
             hidden = [
                 self._model.attend(layer, x, projection, 0, selected)
                 for x, projection, selected in zip(hidden, projections, rows, strict=True)
@@ -115,6 +131,9 @@ class DecodeStep:
                     layer, projection, 0, keys, sequence.length + 1
                 )
             selected = self._scratch.tokens[b]
+            if self._context.observe is not None:
+                number, length = sequence.plan.number, sequence.length + 1
+                self._context.observe(number, layer, length, selected)
             sequence.touched[place, selected[selected >= 0]] = True
 
     def _read(
@@ -137,8 +156,8 @@ class DecodeStep:
         )
         missing = np.flatnonzero(resolved.miss_tokens[:, 0] >= 0).tolist()
         ops = [
-            self._fetch_misses(batch, members, (layer, place), resolved)
-            for members in self._by_reader(batch, missing)
+            self._fetch_misses(source, batch, (layer, place), resolved)
+            for source in self._sources(batch, missing, self._design.miss_path)
         ]
         for sequence, projection in zip(batch, projections, strict=True):
             self.hot.rows(place)[self.hot.newest_row(sequence.place)] = projection.kv_rows[0]
@@ -153,19 +172,27 @@ class DecodeStep:
         rows = self.hot.request_rows(place, sequence.place)
         return np.take(rows, locs[:count], axis=0, out=self._scratch.rows[b, :count], mode="clip")
 
-    def _by_reader(self, batch: list[Sequence], members: Iterable[int]) -> list[list[int]]:
-        """These places of the batch, one list per store that they are read from."""
-        groups: dict[KVStore, list[int]] = {}
+    def _sources(
+        self, batch: list[Sequence], members: Iterable[int], path_name: str
+    ) -> list[_Source]:
+        """Where the rows of these places of the batch lie: apart when they cross other links.
+
+        One pool may stand for several devices, each with links of its own.
+        """
+        sources: dict[tuple[KVStore, tuple[int, ...]], _Source] = {}
         for b in members:
-            groups.setdefault(batch[b].reader, []).append(b)
-        return list(groups.values())
+            path = self._context.system.path(path_name, self._number, batch[b].plan.device)
+            reader = batch[b].reader
+            sources.setdefault((reader, path.links), _Source(reader, path, [])).members.append(b)
+        return list(sources.values())
 
     def _fetch_misses(
-        self, batch: list[Sequence], members: list[int], where: tuple[int, int], resolved: Resolved
+        self, source: _Source, batch: list[Sequence], where: tuple[int, int], resolved: Resolved
     ) -> Op:
-        """One batched read of the rows that the hot buffer lacks, from one store into the hot buffer."""
+        """One batched read of the rows that the hot buffer lacks, from one source into the hot buffer."""
         assert self.hot is not None
         layer, place = where
+        members = source.members
         chosen = resolved.miss_tokens[members]
         self._gather(
             batch, members, layer, chosen, self.hot.rows(place), resolved.miss_rows[members]
@@ -173,15 +200,13 @@ class DecodeStep:
         counts = np.count_nonzero(chosen >= 0, axis=1)
         for b, count in zip(members, counts, strict=True):
             batch[b].record.read(int(count) * self._kv.row_bytes)
-        plan = batch[members[0]].plan
-        path = self._context.system.path(self._design.miss_path, self._number, plan.device)
         total = int(counts.sum())
         runs = (
             remote_runs(chosen, self._layout.block_tokens) if self._design.work_requests else total
         )
         return self._clock.transfer(
             self._actor,
-            path,
+            source.path,
             total * self._kv.row_bytes,
             total,
             f"misses {layer}",
@@ -206,26 +231,25 @@ class DecodeStep:
         self, batch: list[Sequence], layer: int, place: int, projections: list[Projection]
     ) -> None:
         """New rows go through to where later steps will read them; the next read of this layer waits for it."""
-        for members in self._by_reader(batch, range(len(batch))):
-            group = [batch[b] for b in members]
+        for source in self._sources(batch, range(len(batch)), self._design.write_path):
+            group = [batch[b] for b in source.members]
             slots = np.array([s.reader_slot for s in group], np.int64)
             start = np.array([s.length for s in group], np.int32)
             nbytes = 0
             for component, rows in self._scratch.new_rows.items():
-                for i, b in enumerate(members):
+                for i, b in enumerate(source.members):
                     new = projections[b].kv_rows if component == "kv" else projections[b].index_rows
                     if new is None:
                         break
                     rows[i] = new
                 else:
-                    group[0].reader.append(
+                    source.store.append(
                         slots, layer, start, rows[: len(group)], component=component
                     )
                     nbytes += len(group) * rows.shape[2]
-            path = self._context.system.path(
-                self._design.write_path, self._number, group[0].plan.device
+            op = self._clock.transfer(
+                self._actor, source.path, nbytes, len(group), f"write back {layer}"
             )
-            op = self._clock.transfer(self._actor, path, nbytes, len(group), f"write back {layer}")
             for sequence in group:
                 sequence.writes[place] = op
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from emu.errors import UserError
+from emu.suggest import unknown
 from emu.timing.actors import Actor, ActorLoop, Op, Program, Signal
 from emu.timing.oplog import OpLog, OpRow
 from emu.timing.pace import HostPace
-from emu.timing.profile import unknown
 
 if TYPE_CHECKING:
     from emu.timing.system import Path, System
@@ -76,6 +76,11 @@ class Clock(ActorLoop):
     @abstractmethod
     def now_ns(self) -> int:
         """Time of the running actor; outside run(), of the last one that ran."""
+
+    @property
+    def modelled_ns(self) -> int:
+        """Time of the running actor by the model, however late the host is; in mode "off" the host's, as now_ns."""
+        return self.now_ns
 
     @abstractmethod
     def _compute_due(self, actor: int, duration_ns: int) -> int:
@@ -184,6 +189,11 @@ class VirtualClock(Clock):
     @property
     def now_ns(self) -> int:
         """Model time of the running actor."""
+        return self._running.now_ns
+
+    @property
+    def modelled_ns(self) -> int:
+        """As now_ns; a paced clock's now_ns is the host's."""
         return self._running.now_ns
 
     def _compute_due(self, actor: int, duration_ns: int) -> int:

@@ -22,8 +22,9 @@ import numpy as np
 from emu import _native
 from emu.errors import UserError
 from emu.process import boot_id
+from emu.suggest import unknown
 from emu.timing.pace import check_dilation
-from emu.timing.profile import load_media, unknown
+from emu.timing.profile_file import load_media
 
 if TYPE_CHECKING:
     from pathlib import Path

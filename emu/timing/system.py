@@ -9,10 +9,11 @@ import numpy as np
 
 from emu import _native
 from emu.errors import UserError
-from emu.timing.profile import DEFAULT_SYSTEM, SystemProfile, load_system, unknown
+from emu.suggest import unknown
+from emu.timing.profile_file import DEFAULT_SYSTEM, load_system
 
 if TYPE_CHECKING:
-    from emu.timing.profile import ComputeModel, LinkModel, PathSpec
+    from emu.timing.profile import ComputeModel, LinkModel, PathSpec, SystemProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +49,32 @@ class System:
         profile: the profile.
         gpus, sockets, devices: how many there are.
         link_names: "adapter[1]" for instance 1 of the link "adapter"; "switch" where there is only one.
+        link_models: their numbers, in the same order.
         paths: every path asked for so far, by number.
     """
 
     def __init__(
-        self, profile: SystemProfile, *, gpus: int | None = None, devices: int | None = None
+        self,
+        profile: SystemProfile,
+        *,
+        gpus: int | None = None,
+        devices: int | None = None,
+        servers: int = 1,
     ) -> None:
         self.profile = profile
         self.gpus = _at_least_one("GPUs", gpus, profile.gpus.value)
-        self.sockets = int(profile.sockets.value)
+        self.sockets = int(profile.sockets.value) * _at_least_one("servers", servers, 1)
         self.devices = _at_least_one("devices", devices, profile.devices.value)
         self.link_names: list[str] = []
         self.paths: list[Path] = []
-        self._models: list[LinkModel] = []
+        self.link_models: list[LinkModel] = []
         self._first: dict[str, int] = {}
         self._known: dict[tuple[str, int, int], Path] = {}
         counts = {"gpu": self.gpus, "socket": self.sockets, "device": self.devices, "system": 1}
         for link in profile.links.values():
-            self._first[link.name] = len(self._models)
+            self._first[link.name] = len(self.link_models)
             for instance in range(counts[link.per]):
-                self._models.append(link.model)
+                self.link_models.append(link.model)
                 self.link_names.append(
                     link.name if link.per == "system" else f"{link.name}[{instance}]"
                 )
@@ -79,13 +86,16 @@ class System:
         *,
         gpus: int | None = None,
         devices: int | None = None,
+        servers: int = 1,
     ) -> System:
-        """The system of a profile; gpus and devices replace the profile's counts.
+        """The system of a profile; gpus (over all servers) and devices replace the profile's counts.
+
+        Several servers have their own sockets and share the devices and whatever there is one of per system.
 
         Raises:
             UserError: no such profile, one that is not right, or a count below 1.
         """
-        return cls(load_system(name_or_path), gpus=gpus, devices=devices)
+        return cls(load_system(name_or_path), gpus=gpus, devices=devices, servers=servers)
 
     @property
     def name(self) -> str:
@@ -113,7 +123,7 @@ class System:
     def engine(self) -> _native.TimeEngine:
         """A time engine with the system's links, idle and without paths."""
         engine = _native.TimeEngine()
-        for model in self._models:
+        for model in self.link_models:
             engine.add_link(*model.native())
         return engine
 
@@ -139,7 +149,7 @@ class System:
                     f"{what} {index} of {count}", remedy=f"{what}s are numbered 0 to {count - 1}"
                 )
         links = tuple(self._instance(link, gpu, device) for link in spec.links)
-        models = [self._models[link] for link in links]
+        models = [self.link_models[link] for link in links]
         return Path(
             number=len(self.paths),
             name=name,

@@ -16,6 +16,7 @@ from itertools import count
 from statistics import NormalDist
 
 from emu.errors import UserError
+from emu.trace.formats import MAX_ARRIVAL_MS
 from emu.trace.request import BLOCK_TOKENS, Request, blocks_of
 
 MAX_REQUESTS = 10_000_000
@@ -83,6 +84,11 @@ def generate(options: GenerateOptions) -> list[Request]:
     requests: list[Request] = []
     arrival_ms = 0.0
     for _ in range(options.requests):
+        if arrival_ms > MAX_ARRIVAL_MS:
+            raise UserError(
+                f"at {options.requests_per_s} requests per second the trace lasts longer than {MAX_ARRIVAL_MS:g} ms",
+                remedy="give a higher rate",
+            )
         requests.append(conversations.next(requests, round(arrival_ms, 3)))
         arrival_ms += conversations.draws.exponential(1000 / options.requests_per_s)
     return requests

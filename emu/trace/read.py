@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,13 +41,14 @@ def read_trace(
     reader = _Reader(name, limit, skip_bad)
     try:
         with _open(Path(path)) as file:
-            for number, line in _lines(file):
+            hashed = _Hashed(file)
+            for number, line in _lines(hashed):
                 reader.take(number, line)
     except OSError as error:
         raise UserError(
             f"{name}: cannot be read: {error.strerror or error}", remedy="give the path of a trace"
         ) from error
-    return reader.trace()
+    return reader.trace(hashed.sha256.hexdigest())
 
 
 @dataclass
@@ -87,8 +89,8 @@ class _Reader:
         if self.limit is None or len(self.requests) < self.limit:
             self.requests.append(request)
 
-    def trace(self) -> Trace:
-        """What was read.
+    def trace(self, sha256: str) -> Trace:
+        """What was read, of a file of that digest.
 
         Raises:
             UserError: nothing good.
@@ -99,7 +101,7 @@ class _Reader:
         if isinstance(self.format, Azure):
             requests = _from_first(requests)
         requests = sorted(requests, key=lambda request: request.arrival_ms)
-        return Trace(self.name, self.format.name, tuple(requests), tuple(self.skipped))
+        return Trace(self.name, self.format.name, tuple(requests), tuple(self.skipped), sha256)
 
     def _nothing(self) -> str:
         if not self.skipped:
@@ -122,7 +124,21 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+class _Hashed:
+    """A file whose digest is taken while it is read: a pipe cannot be read again."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def readline(self, most_bytes: int) -> bytes:
+        """The next line, or its head."""
+        line = self._file.readline(most_bytes)
+        self.sha256.update(line)
+        return line
+
+
+def _lines(file: _Hashed) -> Iterator[tuple[int, bytes]]:
     """(1-based number, line) of a file; of an overlong line only its head, with the rest read past."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):

@@ -61,12 +61,14 @@ class Trace:
         format: "mooncake", "azure" or "emu".
         requests: by arrival, those of equal arrival in file order.
         skipped: the bad lines, in file order; empty unless they were to be skipped.
+        sha256: of the file, hexadecimal.
     """
 
     path: str
     format: str
     requests: tuple[Request, ...]
     skipped: tuple[BadLine, ...] = ()
+    sha256: str = ""
 
 
 def blocks_of(tokens: int) -> int:

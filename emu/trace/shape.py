@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from emu.errors import UserError
-from emu.trace.request import Request, blocks_of
+from emu.trace.request import MAX_TOKENS, Request, blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,12 +37,21 @@ def shape(
     for name, value in (("context", context), ("output tokens", output_tokens), ("limit", limit)):
         if value is not None and value < 1:
             raise UserError(f"{name}: {value} is less than 1", remedy="give at least 1")
+    if output_tokens is not None and output_tokens > MAX_TOKENS:
+        raise UserError(
+            f"output tokens: {output_tokens} is more than {MAX_TOKENS}", remedy="give fewer"
+        )
     shaped: list[Request] = []
     for request in requests:
         if limit is not None and len(shaped) >= limit:
             break
         shaped.append(_fit(request, context, output_tokens))
     return shaped
+
+
+def fit_outputs(requests: Iterable[Request], context: int) -> list[Request]:
+    """Outputs cut so that two prompt tokens fit beside them: one to cache, and the first input of decode."""
+    return [replace(r, output_tokens=min(r.output_tokens, context - 2)) for r in requests]
 
 
 def _fit(request: Request, context: int | None, output_tokens: int | None) -> Request:

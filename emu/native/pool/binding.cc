@@ -20,9 +20,10 @@ namespace {
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Hashes = nb::ndarray<const uint8_t, nb::shape<-1, 16>, nb::c_contig, nb::device::cpu>;
 using Blocks = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-// lease, generation, state (0 reserved, 1 published, 2 deleted), prompt, written and shared tokens, blocks
-using Entry = std::tuple<uint64_t, uint64_t, int, int64_t, int64_t, int64_t, std::vector<int32_t>>;
-using Want = std::tuple<std::string, uint32_t, uint32_t, std::vector<nb::bytes>>;
+// lease, generation, state (0 reserved, 1 published, 2 deleted), prompt, written, appendable and shared tokens, blocks
+using Entry = std::tuple<uint64_t, uint64_t, int, int64_t, int64_t, int64_t, int64_t, std::vector<int32_t>>;
+// key, prompt and appendable tokens, blocks, hashes
+using Want = std::tuple<std::string, uint32_t, uint32_t, uint32_t, std::vector<nb::bytes>>;
 
 PyObject *pool_fault, *pool_refusal;  // owned by the module; never released, so that a late exception finds them
 
@@ -63,7 +64,7 @@ class SharedPool {
   int64_t lines_flushed() const { return memory_.lines_flushed(); }
 
   Entry entry(uint64_t lease, const pool::Request& one) const {
-    return {lease, one.generation, static_cast<int>(one.stage), one.prompt_tokens, one.num_tokens, one.shared_tokens, one.blocks};
+    return {lease, one.generation, static_cast<int>(one.stage), one.prompt_tokens, one.num_tokens, one.append_tokens, one.shared_tokens, one.blocks};
   }
   Entry entry(const pool::Held& held) const {
     if (held.lease == 0) return {};
@@ -117,8 +118,8 @@ PyObject* new_exception(nb::module_& m, const char* name) {
 
 std::vector<Entry> reserve(SharedPool& self, const std::vector<Want>& wants) {
   std::vector<pool::Wanted> wanted;
-  for (const auto& [key, tokens, blocks, names] : wants) {
-    pool::Wanted& want = wanted.emplace_back(pool::Wanted{key, tokens, blocks, {}});
+  for (const auto& [key, tokens, append_tokens, blocks, names] : wants) {
+    pool::Wanted& want = wanted.emplace_back(pool::Wanted{key, tokens, blocks, {}, append_tokens});
     for (const nb::bytes& name : names) {
       if (name.size() != sizeof(pool::Hash)) throw std::invalid_argument("a chain hash is 16 bytes");
       std::memcpy(&want.hashes.emplace_back(), name.c_str(), sizeof(pool::Hash));

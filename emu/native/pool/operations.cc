@@ -49,8 +49,8 @@ Operations::Plan Operations::plan_room(const std::vector<Wanted>& wanted, bool& 
       pinned.insert(block);
     }
     fresh += want.blocks - run.size();
-    bytes += 88 + want.key.size() + 28 * want.blocks + 16 * want.hashes.size();
-    record_bytes += 25 + want.key.size() + 4 * want.blocks + 8 * run.size() + 16 * (want.hashes.size() - run.size());
+    bytes += 92 + want.key.size() + 28 * want.blocks + 16 * want.hashes.size();
+    record_bytes += 29 + want.key.size() + 4 * want.blocks + 8 * run.size() + 16 * (want.hashes.size() - run.size());
   }
   if (record_bytes > self_.transaction_bytes()) throw Refusal(Refusal::kTooLarge, wanted.front().key, record_bytes);
   uint64_t free = state().free_count(), all_bytes = state().bytes;
@@ -78,7 +78,7 @@ void Operations::emit_reservation(const Wanted& want, const std::vector<int32_t>
   const auto fresh = state().free_blocks(want.blocks - shared.size());
   blocks.insert(blocks.end(), fresh.begin(), fresh.end());
   const std::vector<Hash> hashes(want.hashes.begin() + static_cast<ptrdiff_t>(shared.size()), want.hashes.end());
-  self_.emit(Writer().put(Op::kReserve).text(want.key).put(want.prompt_tokens)
+  self_.emit(Writer().put(Op::kReserve).text(want.key).put(want.prompt_tokens).put(want.append_tokens)
                  .put(static_cast<uint32_t>(shared.size())).list(blocks).list(hashes));
 }
 

@@ -24,6 +24,7 @@ struct Wanted {
   uint32_t prompt_tokens = 0;
   uint32_t blocks = 0;  // of the prompt and of what may be appended
   std::vector<Hash> hashes;
+  uint32_t append_tokens = 0;  // that may follow the prompt
 };
 
 struct Held {

@@ -83,6 +83,7 @@ void State::reserve(int author, Reader& in) {
   made.generation = next_generation++;
   made.key = in.text();
   made.prompt_tokens = in.get<uint32_t>();
+  made.append_tokens = in.get<uint32_t>();
   made.first_hash = in.get<uint32_t>();
   made.blocks = in.list<int32_t>();
   made.hashes = in.list<Hash>();
@@ -230,7 +231,7 @@ std::vector<uint8_t> State::snapshot() const {
   for (const Member& one : members) out.put(one.epoch).put(one.seat).put(one.log_end);
   out.put(static_cast<uint32_t>(requests.size()));
   for (const auto& [generation, one] : requests) {
-    out.put(generation).text(one.key).put(one.stage).put(one.prompt_tokens).put(one.num_tokens);
+    out.put(generation).text(one.key).put(one.stage).put(one.prompt_tokens).put(one.append_tokens).put(one.num_tokens);
     out.put(one.shared_tokens).list(one.blocks).put(one.first_hash).list(one.hashes);
     out.put(one.appender).put(one.last_used);
   }
@@ -262,6 +263,7 @@ State State::restore(const Geometry& geometry, const std::vector<uint8_t>& bytes
     one.key = in.text();
     one.stage = in.get<Stage>();
     one.prompt_tokens = in.get<uint32_t>();
+    one.append_tokens = in.get<uint32_t>();
     one.num_tokens = in.get<uint32_t>();
     one.shared_tokens = in.get<uint32_t>();
     one.blocks = in.list<int32_t>();

@@ -25,7 +25,7 @@ struct Request {
   uint64_t generation = 0;  // never used twice
   std::string key;
   Stage stage = Stage::kReserved;
-  uint32_t prompt_tokens = 0, num_tokens = 0, shared_tokens = 0;
+  uint32_t prompt_tokens = 0, append_tokens = 0, num_tokens = 0, shared_tokens = 0;
   std::vector<int32_t> blocks;
   uint32_t first_hash = 0;   // block that hashes[0] will name
   std::vector<Hash> hashes;  // of the full prompt blocks that publish() has yet to name
@@ -33,7 +33,7 @@ struct Request {
   uint64_t last_used = 0;
   uint32_t leases = 0;
 
-  uint64_t bytes() const { return 64 + key.size() + 4 * blocks.size() + 16 * hashes.size(); }
+  uint64_t bytes() const { return 68 + key.size() + 4 * blocks.size() + 16 * hashes.size(); }
 };
 
 struct Lease {

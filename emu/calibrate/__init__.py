@@ -1,0 +1,1 @@
+"""Media profiles from what users measured: Intel MLC, perftest, our own benchmark."""

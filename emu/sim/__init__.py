@@ -1,0 +1,1 @@
+"""The serving simulator: the SAC path at the papers' scale, in virtual time, without its bytes."""

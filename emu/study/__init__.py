@@ -1,0 +1,1 @@
+"""Published figures against the model: what was fitted, what is predicted, how far off it is."""
