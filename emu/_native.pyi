@@ -1,7 +1,7 @@
 """The C++ core of emu: what Python cannot do in microseconds."""
 
-import enum
 from collections.abc import Sequence
+import enum
 from typing import Annotated
 
 import numpy
@@ -737,8 +737,8 @@ class SharedPool:
     def notes(self) -> list[str]: ...
     def contradictions(self) -> list[str]: ...
     def reserve(
-        self, wants: Sequence[tuple[str, int, int, Sequence[bytes]]]
-    ) -> list[tuple[int, int, int, int, int, int, list[int]]]:
+        self, wants: Sequence[tuple[str, int, int, int, Sequence[bytes]]]
+    ) -> list[tuple[int, int, int, int, int, int, int, list[int]]]:
         """
         Make room for all of (key, prompt tokens, blocks, chain hashes), or for none.
         """
@@ -747,13 +747,15 @@ class SharedPool:
         """Make (lease, tokens) visible."""
 
     def take_append_right(self, lease: int, num_tokens: int) -> None: ...
-    def find(self, keys: Sequence[str]) -> list[tuple[int, int, int, int, int, int, list[int]]]: ...
+    def find(
+        self, keys: Sequence[str]
+    ) -> list[tuple[int, int, int, int, int, int, int, list[int]]]: ...
     def lease(
         self, keys: Sequence[str]
-    ) -> list[tuple[int, int, int, int, int, int, list[int]]]: ...
+    ) -> list[tuple[int, int, int, int, int, int, int, list[int]]]: ...
     def attach(
         self, generation: int, key: str, blocks: Sequence[int]
-    ) -> tuple[int, int, int, int, int, int, list[int]]: ...
+    ) -> tuple[int, int, int, int, int, int, int, list[int]]: ...
     def release(self, leases: Sequence[int]) -> None: ...
     def remove(self, keys: Sequence[str]) -> list[int]:
         """Forget requests; returns their generations."""

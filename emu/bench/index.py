@@ -94,7 +94,7 @@ class IndexPool:
         for first in range(0, len(names), REQUEST_BLOCKS):
             part = names[first : first + REQUEST_BLOCKS]
             tokens = len(part) * BLOCK_TOKENS
-            (entry,) = writer.reserve([(f"request{first}", tokens, len(part), part)])
+            (entry,) = writer.reserve([(f"request{first}", tokens, 0, len(part), part)])
             writer.publish([(entry[0], tokens)])
 
     @contextmanager
