@@ -1,7 +1,7 @@
 """The C++ core of emu: what Python cannot do in microseconds."""
 
-from collections.abc import Sequence
 import enum
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
