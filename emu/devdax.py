@@ -22,3 +22,13 @@ def devdax_bytes(status: os.stat_result, sysfs: Path = SYSFS) -> int | None:
     if (device / "subsystem").resolve().name != "dax":
         return None
     return int((device / "size").read_text(), 0)
+
+
+def devdax_align_bytes(status: os.stat_result, sysfs: Path = SYSFS) -> int:
+    """What lengths and offsets of a mapping of that devdax device are multiples of.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    device = sysfs / f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    return int((device / "align").read_text(), 0)

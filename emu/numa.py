@@ -71,6 +71,32 @@ def allowed_nodes() -> tuple[int, ...]:
     return ()
 
 
+def allocate_file(fd: int, nbytes: int, node: int) -> NumaBinding:
+    """Give an empty file on tmpfs all its memory on one node; the file keeps that policy for whoever maps it later.
+
+    The policy comes first, so that the kernel takes the pages there at once.
+
+    Returns:
+        The outcome, every page checked.
+
+    Raises:
+        OSError: the memory cannot be had.
+    """
+    os.ftruncate(fd, nbytes)
+    with mmap.mmap(fd, nbytes) as area:
+        array = np.frombuffer(area, np.uint8)
+        try:
+            refusal = _node_refusal(node, nodes(), allowed_nodes())
+            if refusal is None:
+                refusal = _errno_refusal(_native.mbind(array.ctypes.data, nbytes, node), "mbind")
+            if refusal is not None:
+                return NumaBinding(node, False, *refusal)
+            os.posix_fallocate(fd, 0, nbytes)
+            return _bind(array, node, fresh=False)
+        finally:
+            del array
+
+
 def bind(array: Rows, node: int, *, fresh: bool = False) -> NumaBinding:
     """Bind an array's pages to a node, touch them, and check where every one of them lies.
 

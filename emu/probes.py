@@ -37,7 +37,7 @@ class Finding:
     """One row of `emu doctor`.
 
     Attributes:
-        capability: its name, as `--need` and `@pytest.mark.needs` take it.
+        capability: its name, as `emu doctor --need` and pytest's `--emu-need` take it.
         ok: it is there.
         reason: what was seen.
         cost: what its lack costs the user, "" when ok.

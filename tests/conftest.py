@@ -12,40 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from emu import probes
-from emu.errors import UserError
+from emu.pytest_plugin import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--need", default="", help="capabilities that must be there: their skips become failures"
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    try:
-        probes.check_names(_needed(config))
-    except UserError as error:
-        raise pytest.UsageError(f"--need: {error}") from None
-
-
-def _needed(config: pytest.Config) -> list[str]:
-    return [name for name in config.getoption("--need").replace(" ", "").split(",") if name]
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         for name in marker.args:
-            finding = probes.probe(name)
-            if finding.ok:
-                continue
-            words = f"needs {name}: {finding.reason} ({finding.remedy})"
-            if name in _needed(item.config):
-                pytest.fail(words, pytrace=False)
-            pytest.skip(words)
+            require(item.config, name)
 
 
 @dataclass(frozen=True)

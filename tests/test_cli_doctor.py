@@ -78,8 +78,8 @@ def test_a_probe_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
     ("options", "outcome", "status"),
     [
         ([], "1 passed, 1 skipped", 0),
-        (["--need", "kvm"], "1 passed, 1 error", 1),
-        (["--need", "kvmm"], "did you mean 'kvm'?", 4),
+        (["--emu-need", "kvm"], "1 passed, 1 error", 1),
+        (["--emu-need", "kvmm"], "did you mean 'kvm'?", 4),
     ],
 )
 def test_a_skip_that_ci_forbids_is_a_failure(
@@ -92,9 +92,20 @@ def test_a_skip_that_ci_forbids_is_a_failure(
         '@pytest.mark.needs("kvm")\ndef test_one(): pass\n'
         '@pytest.mark.needs("python")\ndef test_two(): pass\n'
     )
-    argv = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", *options]
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "emu.pytest_plugin",
+    ]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*argv, *options], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
     assert outcome in done.stdout + done.stderr
     assert done.returncode == status
     if "skipped" in outcome:

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from conftest import Home
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "docs/examples/ci/README.md",
+)
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -71,6 +77,16 @@ def test_python_examples(number: int, tmp_path: Path) -> None:
     file.write_text(blocks("python")[number])
     result = run([sys.executable, "-W", "error", str(file)], tmp_path)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.needs("shm")
+def test_pytest_examples(home: Home, tmp_path: Path) -> None:
+    """Those with the fixtures of our plugin, as a user's project has them."""
+    assert len(blocks("py")) == 1
+    (tmp_path / "test_example.py").write_text(blocks("py")[0])
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--emu-dir={home.run}"]
+    result = run(argv, tmp_path)
+    assert "4 passed" in result.stdout, result.stdout
 
 
 @pytest.mark.usefixtures("home")
@@ -134,7 +150,8 @@ def test_every_output_field_is_explained() -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shell_scripts_are_clean() -> None:
-    scripts = [*(ROOT / "scripts").iterdir(), ROOT / ".ci" / "run"]
+    scripts = [path for path in (ROOT / "scripts").iterdir() if b"bash" in path.read_bytes()[:32]]
+    scripts += [ROOT / ".ci" / "run", ROOT / "docs" / "examples" / "ci" / "run-tests"]
     result = run(["shellcheck", *map(str, scripts)], ROOT)
     assert result.returncode == 0, result.stdout
 

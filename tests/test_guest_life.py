@@ -153,7 +153,7 @@ def test_a_guest_that_does_not_boot_is_one_error_with_the_console_and_leaves_not
 def _plan_with_qemu(home: Home, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Plan:
     """A plan for one guest "g" whose QEMU command is changed."""
     spec = make_spec(Flags(cxl_devices=1, driver="qemu", name="g", rdma="off"))
-    plan = make_plan(spec, gather_facts(spec, home.run, []))
+    plan = make_plan(spec, gather_facts(spec, home.run, {}))
     steps = tuple(
         replace(step, argv=change(step.argv)) if isinstance(step, StartGuest) else step
         for step in plan.steps
@@ -205,7 +205,7 @@ def test_auto_takes_guests_where_they_can_be_had(guest_home: Home) -> None:
         (Flags(cxl_devices=2, rdma="node"), "local", "memory node"),
     ):
         spec = make_spec(flags)
-        plan = make_plan(spec, gather_facts(spec, guest_home.run, []))
+        plan = make_plan(spec, gather_facts(spec, guest_home.run, {}))
         assert (plan.driver, words in plan.reason) == (driver, True), plan.reason
 
 

@@ -34,7 +34,10 @@ MAY_IMPORT = {
     "timing": {"errors", "suggest", "process", "_native"},
     "trace": {"errors"},
     "guest": {"errors"},
-    "provision": {"errors", "units", "suggest", "server", "registry", "timing", "guest"} | HOST,
+    "provision": {"errors", "units", "suggest", "server", "registry", "timing", "guest"}
+    | {"layout", "numa", "pool"}
+    | HOST,
+    "pytest_plugin": FOUNDATION | {"suggest", "registry", "probes", "provision"},
     "probes": {
         "errors",
         "units",
@@ -162,6 +165,7 @@ def test_heavy_packages_stay_in_their_rooms() -> None:
     assert outside("click", ("emu/cli/",)) == []
     assert outside("matplotlib", ("emu/sac/", "emu/bench/")) == []
     assert outside("transformers", ()) == []
+    assert outside("pytest", ("emu/pytest_plugin/",)) == []
 
 
 def test_the_command_line_imports_its_verbs_late() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING
 
-from emu.provision import facts
-from emu.provision.facts import path_facts
+from emu.provision.attached import path_facts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def test_paths(tmp_path: Path) -> None:
     file = tmp_path / "device"
     file.write_bytes(bytes(4096))
-    assert path_facts(file) == facts.PathFacts("file", 4096, usable=True)
+    found = path_facts(file)
+    assert (found.kind, found.size_bytes, found.usable) == ("file", 4096, True)
+    assert (found.resolved, found.align_bytes) == (str(file.resolve()), mmap.PAGESIZE)
     assert path_facts(tmp_path).kind == "other"
     assert path_facts(tmp_path / "none").kind == "missing"
     assert path_facts(tmp_path / "none" / "x").kind == "missing"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from emu.errors import EmuError, HostError, TestbedError, UserError
-from emu.provision.facts import Facts, PathFacts
+from emu.provision.facts import Facts
 from emu.provision.plan import make_plan
 from emu.provision.spec import DeviceSpec, Flags, TestbedSpec, make_spec
 from emu.provision.steps import step_from_json, step_to_json
@@ -161,32 +161,3 @@ def test_what_does_not_fit_is_refused_with_the_numbers(
 def test_what_the_local_driver_lacks_is_refused_not_ignored(change: dict[str, object]) -> None:
     with pytest.raises(UserError, match="the local driver has no"):
         make_plan(replace(spec(), **change), FACTS)  # type: ignore[arg-type]
-
-
-def existing(size: int | None, found: PathFacts) -> tuple[TestbedSpec, Facts]:
-    wanted = replace(spec(), devices=(DeviceSpec(9, size, "/dev/dax0.0", "volatile"),))
-    return wanted, replace(FACTS, paths={"/dev/dax0.0": found})
-
-
-def test_an_existing_device_is_used_and_nothing_is_made_of_it() -> None:
-    plan = make_plan(*existing(None, PathFacts("devdax", 512 * MIB, usable=True)))
-    assert (plan.devices[0].path, plan.devices[0].size_bytes) == ("/dev/dax0.0", 512 * MIB)
-    assert not any(getattr(step, "path", "") == "/dev/dax0.0" for step in plan.steps)
-    assert plan.memory_bytes == (512 + 64) * MIB
-
-
-@pytest.mark.parametrize(
-    ("size", "found", "error", "words"),
-    [
-        (None, PathFacts("missing"), UserError, "does not exist"),
-        (None, PathFacts("other"), UserError, "neither a file nor a devdax"),
-        (None, PathFacts("file", MIB, usable=False), HostError, "not readable and writable"),
-        (2 * MIB, PathFacts("file", MIB, usable=True), UserError, "has 1 MiB, not 2 MiB"),
-        (None, PathFacts("file", 0, usable=True), UserError, "0 bytes"),
-    ],
-)
-def test_an_unusable_existing_device_is_refused(
-    size: int | None, found: PathFacts, error: type[EmuError], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        make_plan(*existing(size, found))

@@ -20,7 +20,7 @@ from emu.provision.condition import inspect
 from emu.provision.facts import default_root, gather_facts
 from emu.provision.plan import Plan, make_plan
 from emu.provision.process import ProcessId, identify
-from emu.provision.runner import Runner
+from emu.provision.runner import ATTACH_LOCK, Runner
 from emu.provision.spec import Flags, make_spec
 from emu.provision.state import StateDirectory
 from emu.provision.steps import StartProcess
@@ -44,7 +44,7 @@ NODE = (
 def plan_for(home: Home, name: str = "lab", node: str | None = NODE, **flags: object) -> Plan:
     chosen = {"cxl_devices": 2, "device_size": "1M", "name": name, **flags}
     spec = make_spec(Flags(**chosen))  # type: ignore[arg-type]
-    plan = make_plan(spec, gather_facts(spec, home.run, StateDirectory().names()))
+    plan = make_plan(spec, gather_facts(spec, home.run, StateDirectory().testbeds()))
     if node is None:
         return plan
     argv = (sys.executable, "-S", "-c", node, plan.node_socket or "")
@@ -59,7 +59,8 @@ def plan_for(home: Home, name: str = "lab", node: str | None = NODE, **flags: ob
 
 def nothing_left(home: Home, record: Record | None = None) -> None:
     assert list(home.run.iterdir()) == []
-    assert list(StateDirectory().path.iterdir()) == []
+    locks = [path.name for path in StateDirectory().path.iterdir()]
+    assert locks in ([], [f"{ATTACH_LOCK}.lock"])  # of one that was killed while it held it
     assert process.mapping(home.run) == []
     if record is not None:
         assert process.tagged(record.id) == []
@@ -92,7 +93,7 @@ def test_the_default_root_is_removed_with_its_last_testbed(home: Home) -> None:
     name = f"test-{os.getpid()}"
     spec = make_spec(Flags(cxl_devices=1, device_size="1M", name=name, rdma="off"))
     runner = Runner(StateDirectory())
-    record = runner.up(make_plan(spec, gather_facts(spec, None, ())))
+    record = runner.up(make_plan(spec, gather_facts(spec, None, {})))
     assert record.run_dir == f"{default_root()}/{name}"
     assert default_root().stat().st_mode & 0o077 == 0
     runner.down(name)
@@ -127,10 +128,13 @@ def _die_at(point: int, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> int:
         os._exit(1)
 
 
+@pytest.mark.parametrize("attach", [False, True])
 def test_kill_9_at_every_point_of_up_leaves_what_status_lists_and_down_clears(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attach: bool
 ) -> None:
-    plan = plan_for(home)
+    existing = tmp_path / "existing"
+    existing.write_bytes(bytes(1 << 20))
+    plan = plan_for(home, attach=[str(existing)] if attach else None)
     for point in range(1, 100):
         status = _die_at(point, plan, monkeypatch)
         if status == 0:
@@ -160,6 +164,7 @@ def test_kill_9_at_every_point_of_up_leaves_what_status_lists_and_down_clears(
     record = StateDirectory().load("lab")
     Runner(StateDirectory()).down("lab")
     nothing_left(home, record)
+    assert existing.read_bytes() == bytes(1 << 20)
 
 
 def test_kill_9_at_every_point_of_down_is_finished_by_the_next_down(
@@ -354,20 +359,6 @@ def test_a_reused_pid_is_not_ended(home: Home) -> None:
     finally:
         bystander.kill()
         bystander.wait()
-
-
-def test_an_existing_device_is_never_removed(home: Home, tmp_path: Path) -> None:
-    device = tmp_path / "device"
-    device.write_bytes(b"data" * (1 << 18))
-    file = tmp_path / "spec.toml"
-    file.write_text(f'[[device]]\npath = "{device}"\n[rdma]\nmode = "off"\n')
-    spec = make_spec(Flags(name="lab"), file)
-    runner = Runner(StateDirectory())
-    record = runner.up(make_plan(spec, gather_facts(spec, home.run, ())))
-    assert [d.path for d in record.devices] == [str(device)]
-    runner.down("lab")
-    assert device.read_bytes() == b"data" * (1 << 18)
-    nothing_left(home, record)
 
 
 def test_a_second_up_of_a_name_waits_for_nobody_and_breaks_nothing(home: Home) -> None:

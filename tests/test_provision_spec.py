@@ -58,7 +58,7 @@ def test_defaults() -> None:
 
 
 def test_a_flag_beats_the_file_but_not_an_existing_path(tmp_path: Path) -> None:
-    file = write(tmp_path, FILE + '[[device]]\npath = "/dev/dax0.0"\nserial = 77\n')
+    file = write(tmp_path, FILE + '[[device]]\nattach = "/dev/dax0.0"\nserial = 77\n')
     spec = make_spec(Flags(name="other", hosts=1, device_size="128M", cxl_devices=3), file)
     assert (spec.name, spec.hosts, spec.coherence) == ("other", 1, "none")
     assert [device.size_bytes for device in spec.devices] == [128 << 20, 128 << 20, None]
@@ -88,11 +88,11 @@ def test_a_flag_beats_the_file_but_not_an_existing_path(tmp_path: Path) -> None:
         ('[testbed]\ndriver=["local"]', ["driver", "is not a text"]),
         ('[topology]\nkind="ring"', ["[topology] kind", "'ring'", "direct, switch"]),
         ('[rdma]\nmode="nod"', ["[rdma] mode", "did you mean 'node'?"]),
-        ('[[device]]\npath="dax0.0"', ["path", "absolute path"]),
-        ('[[device]]\npath="/a:b"', ["path", "absolute path"]),
+        ('[[device]]\nattach="dax0.0"', ["attach", "absolute path"]),
+        ('[[device]]\nattach="/a:b"', ["attach", "absolute path"]),
         ('[[device]]\nserial=0\nsize="1M"', ["serial", "out of range"]),
         ('[[device]]\nserial=2\n[[device]]\nsize="1M"', ["serial 2"]),
-        ('[[device]]\npath="/a"\n[[device]]\npath="/a"', ["path /a"]),
+        ('[[device]]\nattach="/a"\n[[device]]\nattach="/a"', ["path /a"]),
         ("[device]\nsize=1", ["[[device]]"]),
         ("testbed = 3", ["[testbed]", "not a table"]),
         ("device = [3]", ["[[device]] 0", "not a table"]),

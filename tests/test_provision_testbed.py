@@ -164,7 +164,7 @@ def test_find_without_a_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> Non
         from emu.provision.spec import Flags, make_spec
 
         spec = make_spec(Flags(cxl_devices=1, device_size="1M", name=name, rdma="off"))
-        plan = make_plan(spec, gather_facts(spec, home.run, ()))
+        plan = make_plan(spec, gather_facts(spec, home.run, {}))
         Runner(StateDirectory()).up(plan, owner=process.identify(os.getpid()) if owner else None)
 
     with pytest.raises(TestbedError, match=r"no testbed 'default'.*emu up"):

@@ -10,6 +10,7 @@ import click
 from emu.cli.common import json_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
+    from emu.provision.device_plan import Device
     from emu.provision.plan import Plan
 
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 @click.option(
     "--cxl-devices", type=int, metavar="N", help="Number of devices in the pool, 1 to 16."
 )
+@click.option(
+    "--attach",
+    multiple=True,
+    metavar="PATH|numa:N",
+    help="A device that exists: /dev/daxN.M, a file, or memory of NUMA node N. May be repeated.",
+)
+@click.option("--overwrite", is_flag=True, help="An attached device may lose what it holds.")
 @click.option("--driver", metavar="auto|local|qemu", help="What makes the devices. [default: auto]")
 @click.option("--device-size", metavar="SIZE", help="Size of each device. [default: 256M]")
 @click.option("--topology", metavar="direct|switch", help="Of a guest's devices. [default: direct]")
@@ -51,7 +59,7 @@ def command(
 
     state = StateDirectory()
     spec = make_spec(flags_of(flags), file)
-    plan = make_plan(spec, gather_facts(spec, directory, state.names()))
+    plan = make_plan(spec, gather_facts(spec, directory, state.testbeds()))
     if not as_json:
         click.echo(f"{plan.driver}, because {plan.reason}")
     if not dry_run:
@@ -65,6 +73,10 @@ def command(
         _print(plan, dry_run=dry_run)
 
 
+def _place(device: Device) -> str:
+    return device.path + ("" if device.numa_node is None else f" (NUMA node {device.numa_node})")
+
+
 def _print(plan: Plan, *, dry_run: bool) -> None:
     from emu.units import format_size
 
@@ -72,7 +84,7 @@ def _print(plan: Plan, *, dry_run: bool) -> None:
         print_table(("step", "action"), list(enumerate(plan.steps, 1)))
         click.echo(f"takes {format_size(plan.memory_bytes)} of memory")
         return
-    rows = [(f"cxl{n}", format_size(d.size_bytes), d.path) for n, d in enumerate(plan.devices)]
+    rows = [(f"cxl{n}", format_size(d.size_bytes), _place(d)) for n, d in enumerate(plan.devices)]
     if plan.node_socket:
         rows.append(("memory node", "", plan.node_socket))
     print_table(("device", "size", "path"), rows)

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emu.devdax import devdax_bytes
 from emu.host_memory import MEMORY_FILE_SYSTEMS, available_bytes, cgroup_free_bytes, mount_of
 from emu.provision import native_rdma
+from emu.provision.attached import identities, node_facts, path_facts
 from emu.provision.guest_facts import gather_guest_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from emu.errors import HostError
+    from emu.provision.attached import NodeFacts, PathFacts
     from emu.provision.guest_facts import GuestFacts
     from emu.provision.spec import TestbedSpec
 
 SHM = Path("/dev/shm")
-
-
-@dataclass(frozen=True, slots=True)
-class PathFacts:
-    """What an existing device's path is.
-
-    Attributes:
-        kind: "file", "devdax" or "other"; "missing" when nothing is there.
-        size_bytes: its size.
-        usable: readable and writable by this user.
-    """
-
-    kind: str
-    size_bytes: int = 0
-    usable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +43,7 @@ class Facts:
         testbeds: names that are taken.
         paths: facts about the spec's device paths.
         guests: what guests can run on, or why they cannot; None where nobody asks for guests.
+        nodes: NUMA nodes with memory; empty where no device asks for one, or the kernel knows none.
         no_native_rdma: why this machine cannot have soft-RoCE of its own; None where it can, or nobody asks for it.
     """
 
@@ -76,6 +61,7 @@ class Facts:
     testbeds: frozenset[str]
     paths: Mapping[str, PathFacts]
     guests: GuestFacts | HostError | None = None
+    nodes: Mapping[int, NodeFacts] = field(default_factory=dict)
     no_native_rdma: HostError | None = None
 
 
@@ -84,14 +70,17 @@ def default_root() -> Path:
     return SHM / f"emu-{os.getuid()}"
 
 
-def gather_facts(spec: TestbedSpec, directory: Path | None, testbeds: Iterable[str]) -> Facts:
+def gather_facts(
+    spec: TestbedSpec, directory: Path | None, testbeds: Mapping[str, Sequence[str]]
+) -> Facts:
     """The facts for this spec.
 
     Args:
         spec: what is wanted.
         directory: --dir, None for the default.
-        testbeds: names that are taken.
+        testbeds: names that are taken, each with the paths of its devices.
     """
+    holders = identities(testbeds)
     root = default_root() if directory is None else directory.absolute()
     existing = root if root.is_dir() else root.parent
     mount_point, file_system = mount_of(existing)
@@ -108,12 +97,16 @@ def gather_facts(spec: TestbedSpec, directory: Path | None, testbeds: Iterable[s
         cgroup_free_bytes=cgroup_free_bytes(),
         page_bytes=os.sysconf("SC_PAGE_SIZE"),
         testbeds=frozenset(testbeds),
-        paths={
-            device.path: path_facts(Path(device.path)) for device in spec.devices if device.path
-        },
-        guests=None if spec.driver == "local" else gather_guest_facts(),
+        paths={d.path: path_facts(Path(d.path), holders) for d in spec.devices if d.path},
+        guests=gather_guest_facts() if _wants_guests(spec) else None,
+        nodes=node_facts(d.numa_node for d in spec.devices if d.numa_node is not None),
         no_native_rdma=native_rdma.why_not() if spec.rdma == "native" else None,
     )
+
+
+def _wants_guests(spec: TestbedSpec) -> bool:
+    attached = any(device.attached for device in spec.devices)
+    return spec.driver == "qemu" or (spec.driver == "auto" and not attached)
 
 
 def free_bytes(path: Path) -> int:
@@ -123,19 +116,3 @@ def free_bytes(path: Path) -> int:
     except OSError:
         return 0
     return found.f_bavail * found.f_frsize
-
-
-def path_facts(path: Path) -> PathFacts:
-    """What an existing device's path is, and how large."""
-    try:
-        found = path.stat()
-    except OSError:
-        return PathFacts("missing")
-    usable = os.access(path, os.R_OK | os.W_OK)
-    if stat.S_ISREG(found.st_mode):
-        return PathFacts("file", found.st_size, usable)
-    size_bytes = None
-    if stat.S_ISCHR(found.st_mode):
-        with suppress(OSError, ValueError):
-            size_bytes = devdax_bytes(found)
-    return PathFacts("other") if size_bytes is None else PathFacts("devdax", size_bytes, usable)

@@ -35,10 +35,10 @@ def refuse_what_qemu_lacks(spec: TestbedSpec) -> Topology:
         )
     refuse_in_guests(spec)
     for number, device in enumerate(spec.devices):
-        if device.path is not None:
+        if device.attached:
             raise UserError(
-                f"device {number}: {device.path} exists already, the qemu driver makes its own",
-                remedy="leave the path out, or use --driver local",
+                f"device {number}: {device.attached} exists already, the qemu driver makes its own",
+                remedy="use --driver local, or --cxl-devices in place of --attach",
             )
         if device.kind != "volatile":
             raise UserError(

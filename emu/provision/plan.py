@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from emu.errors import HostError, TestbedError, UserError
 from emu.guest.session import agent_socket
+from emu.provision.device_plan import Device, clear_steps, device_steps, plan_devices
 from emu.provision.guest_plan import (
     guest_memory_bytes,
     guest_steps,
@@ -14,9 +15,7 @@ from emu.provision.guest_plan import (
     refuse_what_qemu_lacks,
 )
 from emu.provision.native_rdma import native_steps
-from emu.provision.spec import MIN_DEVICE_BYTES, TestbedSpec
 from emu.provision.steps import (
-    AllocateDevice,
     MakeDirectory,
     MakeFile,
     MakeRoot,
@@ -32,29 +31,13 @@ from emu.units import format_size
 if TYPE_CHECKING:
     from emu.guest.guest import Guest
     from emu.provision.facts import Facts
+    from emu.provision.spec import TestbedSpec
     from emu.provision.state import Record
 
 SOCKET_PATH_BYTES = 107
 """The longest path of a unix socket (sun_path of unix(7), less its final zero)."""
 NODE_PROCESS_BYTES = 64 << 20
 """What a memory node needs beside the memory that it serves (an interpreter with numpy, about 50 MiB)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """One device as programs see it.
-
-    Attributes:
-        path: what programs open.
-        size_bytes: bytes to use.
-        serial: its identity.
-        existing: it was there before and stays.
-    """
-
-    path: str
-    size_bytes: int
-    serial: int
-    existing: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +80,8 @@ class Plan:
 def make_plan(spec: TestbedSpec, facts: Facts) -> Plan:
     """The plan that makes this testbed on this machine, or the reason why not; touches nothing.
 
-    The driver "auto" is qemu where that can make what is asked for, else local; the plan's reason says why.
+    The driver "auto" is qemu where that can make what is asked for, else local; the plan's reason says why. Devices
+    that exist already are the local driver's.
 
     Raises:
         UserError: the spec asks for what this driver or this machine's sizes cannot give.
@@ -107,6 +91,8 @@ def make_plan(spec: TestbedSpec, facts: Facts) -> Plan:
     _refuse_taken(spec, facts)
     if spec.driver == "local":
         return _local_plan(spec, facts, "you asked for it")
+    if spec.driver == "auto" and any(device.attached for device in spec.devices):
+        return _local_plan(spec, facts, "attached devices are used as they are")
     try:
         plan = _guest_plan(spec, facts)
     except (UserError, HostError) as error:
@@ -121,7 +107,7 @@ def make_plan(spec: TestbedSpec, facts: Facts) -> Plan:
 def _local_plan(spec: TestbedSpec, facts: Facts, reason: str) -> Plan:
     _refuse_what_local_lacks(spec)
     run_dir = f"{facts.root}/{spec.name}"
-    devices = _all_devices(spec, run_dir, facts)
+    devices = plan_devices(spec, run_dir, facts)
     node_bytes = 0
     if spec.rdma in {"auto", "node"}:
         node_bytes = spec.node_bytes or max(device.size_bytes for device in devices)
@@ -141,7 +127,8 @@ def _local_plan(spec: TestbedSpec, facts: Facts, reason: str) -> Plan:
         memory_bytes=_refuse_what_does_not_fit(devices, _node_need(node_bytes), facts),
     )
     steps = _steps(plan, node_bytes, facts)
-    return replace(plan, steps=(*steps, *native_steps(spec, facts.no_native_rdma)))
+    steps += [*native_steps(spec, facts.no_native_rdma), *clear_steps(devices, facts)]
+    return replace(plan, steps=tuple(steps))
 
 
 def _guest_plan(spec: TestbedSpec, facts: Facts) -> Plan:
@@ -151,7 +138,7 @@ def _guest_plan(spec: TestbedSpec, facts: Facts) -> Plan:
     assert facts.guests is not None
     topology = refuse_what_qemu_lacks(spec)
     run_dir = f"{facts.root}/{spec.name}"
-    devices = _all_devices(spec, run_dir, facts)
+    devices = plan_devices(spec, run_dir, facts)
     found = plan_guests(spec, run_dir, topology, facts.guests)
     for guest in found:
         longest = agent_socket(guest.directory, guest.ports)
@@ -177,11 +164,6 @@ def _guest_plan(spec: TestbedSpec, facts: Facts) -> Plan:
     steps = _steps(plan, 0, facts)
     steps += guest_steps(plan, topology, facts, rxe=spec.rdma != "off")
     return replace(plan, steps=tuple(steps))
-
-
-def _all_devices(spec: TestbedSpec, run_dir: str, facts: Facts) -> tuple[Device, ...]:
-    count = len(spec.devices)
-    return tuple(_device(spec, n, f"{run_dir}/cxl{n}", facts) for n in range(count))
 
 
 def _host_names(spec: TestbedSpec) -> tuple[str, ...]:
@@ -225,41 +207,6 @@ def _refuse_what_local_lacks(spec: TestbedSpec) -> None:
                 f"the local driver has no {what}",
                 remedy="leave it out; what a switch costs is in the profile (--profile)",
             )
-
-
-def _device(spec: TestbedSpec, number: int, made_path: str, facts: Facts) -> Device:
-    device = spec.devices[number]
-    if device.path is None:
-        assert device.size_bytes is not None
-        path, size_bytes = made_path, device.size_bytes
-    else:
-        path, size_bytes = device.path, _existing_size(device.path, device.size_bytes, facts)
-    if size_bytes % facts.page_bytes or size_bytes < MIN_DEVICE_BYTES:
-        raise UserError(
-            f"device {number}: {size_bytes} bytes",
-            remedy=f"use a multiple of the page size ({facts.page_bytes}) of at least 1M",
-        )
-    return Device(path, size_bytes, device.serial, existing=device.path is not None)
-
-
-def _existing_size(path: str, wanted: int | None, facts: Facts) -> int:
-    found = facts.paths[path]
-    if found.kind == "missing":
-        raise UserError(
-            f"device {path} does not exist", remedy="name an existing file or /dev/daxN.M"
-        )
-    if found.kind == "other":
-        raise UserError(f"device {path} is neither a file nor a devdax node")
-    if not found.usable:
-        raise HostError(
-            f"device {path} is not readable and writable", remedy="change its permissions"
-        )
-    if wanted is not None and wanted > found.size_bytes:
-        raise UserError(
-            f"device {path} has {format_size(found.size_bytes)}, not {format_size(wanted)}",
-            remedy="ask for less, or leave size out",
-        )
-    return wanted or found.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +261,7 @@ def _refuse_what_does_not_fit(devices: tuple[Device, ...], need: _Need | None, f
 def _steps(plan: Plan, node_bytes: int, facts: Facts) -> list[Step]:
     steps: list[Step] = [MakeRoot(facts.root)] if facts.root_is_default else []
     steps.append(MakeDirectory(plan.run_dir))
-    steps += [AllocateDevice(d.path, d.size_bytes) for d in plan.devices if not d.existing]
+    steps += device_steps(plan.devices, facts)
     steps.append(MakeScratch(scratch_path(plan.run_dir)))
     for host in plan.hosts:
         env = host_env(plan, host)

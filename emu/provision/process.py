@@ -47,13 +47,14 @@ def tagged(testbed_id: str) -> list[ProcessId]:
     return found
 
 
-def mapping(directory: Path) -> list[int]:
-    """Pids that have a file below this directory mapped, as far as this user may look."""
-    needle = f" {directory}/".encode()
+def mapping(path: Path) -> list[int]:
+    """Pids that have this file, or one below this directory, mapped, as far as this user may look."""
+    needles = [f" {path}{end}".encode() for end in ("/", "\n")]
     found = []
     for pid in _pids():
         with suppress(OSError):
-            if needle in Path(f"/proc/{pid}/maps").read_bytes():
+            maps = Path(f"/proc/{pid}/maps").read_bytes()
+            if any(needle in maps for needle in needles):
                 found.append(pid)
     return found
 

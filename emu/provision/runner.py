@@ -9,12 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emu.errors import HostError, TestbedError
+from emu.errors import TestbedError
 from emu.provision import boot, launch, native_rdma, process
+from emu.provision.attached import identities, identity_of
+from emu.provision.device_files import allocate, clear
 from emu.provision.state import FileId, ProcessRecord, Record, StateDirectory, StepRecord
 from emu.provision.steps import (
     AddRdmaLink,
     AllocateDevice,
+    AttachDevice,
+    ClearDevice,
     MakeDirectory,
     MakeFile,
     MakeRoot,
@@ -24,13 +28,15 @@ from emu.provision.steps import (
     StartProcess,
 )
 from emu.provision.undo import MARKER, Undone, draft_path, running, undo
-from emu.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from emu.provision.plan import Plan
     from emu.provision.process import ProcessId
 
 Progress = Callable[[str], None]
+ATTACH_LOCK = ".attach"  # no testbed's name begins with a dot
 
 
 def _quiet(line: str) -> None:
@@ -92,8 +98,8 @@ class Runner:
                     self._make_directory(record, entry, Path(step.path))
                 case MakeFile():
                     self._make_file(record, entry, Path(step.path), step.text)
-                case AllocateDevice():
-                    self._allocate(record, entry, step)
+                case AllocateDevice() | AttachDevice() | ClearDevice():
+                    self._device(record, entry, step)
                 case MakeScratch():
                     draft = draft_path(Path(step.path), record.id)
                     draft.mkdir(mode=0o700)
@@ -133,21 +139,45 @@ class Runner:
             file.write(text)
         self._publish(record, entry, draft, path)
 
-    def _allocate(self, record: Record, entry: StepRecord, step: AllocateDevice) -> None:
-        path = Path(step.path)
-        draft = draft_path(path, record.id)
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, step.size_bytes)
-        except OSError as error:
-            raise HostError(
-                f"{path}: {format_size(step.size_bytes)} cannot be allocated: {error.strerror}",
-                capability="shm",
-                remedy="make --device-size smaller, or choose another --dir",
-            ) from error
-        finally:
-            os.close(fd)
-        self._publish(record, entry, draft, path)
+    def _device(
+        self, record: Record, entry: StepRecord, step: AllocateDevice | AttachDevice | ClearDevice
+    ) -> None:
+        match step:
+            case AllocateDevice():
+                draft = draft_path(Path(step.path), record.id)
+                allocate(draft, step)
+                self._publish(record, entry, draft, Path(step.path))
+            case AttachDevice():
+                self._attach(record, entry, step.path)
+            case ClearDevice():
+                clear(Path(step.path), step.size_bytes)
+
+    def _attach(self, record: Record, entry: StepRecord, path: str) -> None:
+        """Of two testbeds that want one device at the same time, one gets it."""
+        with self.state.lock(ATTACH_LOCK):
+            others = {name: d for name, d in self.state.testbeds().items() if name != record.name}
+            holder = self._holder(others, path)
+            if holder:
+                raise TestbedError(
+                    f"device {path} was taken by testbed {holder!r}",
+                    name=record.name,
+                    remedy=f"run `emu down {holder}` first, or name another device",
+                )
+            entry.done = True
+            self.state.save(record)
+
+    def _holder(self, testbeds: Mapping[str, Sequence[str]], path: str) -> str:
+        """The testbed that has the device; one that only intends to take it has not."""
+        holder = identities(testbeds).get(identity_of(path), "")
+        if not holder:
+            return ""
+        wanted = identity_of(path)
+        mine = [
+            entry
+            for entry in self.state.load(holder).steps
+            if isinstance(entry.step, AttachDevice) and identity_of(entry.step.path) == wanted
+        ]
+        return "" if mine and not any(entry.done for entry in mine) else holder
 
     def _publish(self, record: Record, entry: StepRecord, draft: Path, path: Path) -> None:
         """Record a draft's identity, then give it its name: a kill at any point leaves nothing unknown."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ MIN_DEVICE_BYTES = 1 << 20
 DEFAULT_DEVICE_BYTES = 256 << 20
 DEFAULT_PROFILE = "sac-server"
 
+_NUMA = "numa:"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,47}")
 T = TypeVar("T")
 Check = Callable[[str, object], Any]
@@ -36,14 +37,21 @@ class DeviceSpec:
     Attributes:
         serial: identifies the device for its whole life, unique in the testbed.
         size_bytes: what to allocate; None takes all of `path`.
-        path: an existing file or /dev/daxN.M to use instead of a new file; never removed.
+        path: an existing file or /dev/daxN.M to attach instead of making a file; never resized, never removed.
         kind: "volatile" or "persistent".
+        numa_node: take this node's memory.
     """
 
     serial: int
     size_bytes: int | None
     path: str | None
     kind: str
+    numa_node: int | None = None
+
+    @property
+    def attached(self) -> str:
+        """What --attach named, "" for a device that is simply made."""
+        return self.path or ("" if self.numa_node is None else f"{_NUMA}{self.numa_node}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ class TestbedSpec:
         rdma: "node" starts a memory node on this machine, "rxe" is soft-RoCE in guests, "native" is soft-RoCE of
             this machine itself, "off" is nothing, "auto" is "rxe" with guests and "node" without.
         node_bytes: the memory node's memory; None means one device's size.
+        overwrite: attached devices may lose what they hold.
     """
 
     __test__ = False  # not a test class, whatever its name says
@@ -76,6 +85,7 @@ class TestbedSpec:
     interleave: int
     rdma: str
     node_bytes: int | None
+    overwrite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,8 @@ class Flags:
     rdma: str | None = None
     topology: str | None = None
     interleave: int | None = None
+    attach: Sequence[str] | None = None
+    overwrite: bool | None = None
 
 
 def _typed(where: str, value: object, kind: type[T], words: str) -> T:
@@ -154,6 +166,15 @@ def _path(where: str, value: object) -> str:
     return text
 
 
+def _attach(where: str, value: object) -> str:
+    text = _typed(where, value, str, "a text")
+    if not text.startswith(_NUMA):
+        return _path(where, text)
+    if not re.fullmatch(r"[0-9]{1,4}", text.removeprefix(_NUMA)):
+        raise UserError(f"{where}: {text!r} is no NUMA node", remedy="write for instance numa:1")
+    return text
+
+
 def _profile(where: str, value: object) -> str:
     text = _typed(where, value, str, "a text")
     from emu.timing.profile import load_system
@@ -178,7 +199,7 @@ _TABLES: Mapping[str, Mapping[str, Check]] = {
 }
 _DEVICE: Mapping[str, Check] = {
     "size": _size,
-    "path": _path,
+    "attach": _attach,
     "kind": _choice(*DEVICE_KINDS),
     "serial": _integer(1, 2**64 - 1),
 }
@@ -219,6 +240,7 @@ def make_spec(flags: Flags, file: Path | None = None) -> TestbedSpec:
         coherence=chosen.get("coherence", "bi"),
         profile=chosen["profile"],
         devices=_devices(flags, devices, file),
+        overwrite=bool(flags.overwrite),
         topology=tables["topology"].get("kind", "direct"),
         interleave=tables["topology"].get("interleave", 1),
         rdma=tables["rdma"].get("mode", "auto"),
@@ -275,31 +297,40 @@ def _devices(
                 remedy="leave --cxl-devices out, or change the file",
             )
         listed = listed or [{} for _ in range(wanted)]
+    listed = listed + [{"attach": _attach("--attach", _absolute(a))} for a in flags.attach or ()]
     if not listed:
         raise UserError(
-            "a testbed needs devices", remedy="give --cxl-devices N, or [[device]] in a spec file"
+            "a testbed needs devices",
+            remedy="give --cxl-devices N or --attach PATH, or [[device]] in a spec file",
         )
     _CHECK_COUNT(f"{file}: number of [[device]]", len(listed))
     given = None if flags.device_size is None else _size("--device-size", flags.device_size)
-    devices = tuple(
-        DeviceSpec(
-            serial=device.get("serial", number + 1),
-            size_bytes=_device_size(device, given),
-            path=device.get("path"),
-            kind=device.get("kind", "volatile"),
-        )
-        for number, device in enumerate(listed)
-    )
+    devices = tuple(_one_device(number, device, given) for number, device in enumerate(listed))
     _refuse_twins("serial", [str(device.serial) for device in devices])
     _refuse_twins("path", [device.path for device in devices if device.path])
+    if flags.overwrite and not any(device.path for device in devices):
+        raise UserError("--overwrite, but no existing device", remedy="leave it out")
     return devices
 
 
-def _device_size(device: Mapping[str, Any], given: int | None) -> int | None:
-    """A flag beats the file, but an existing path keeps its own size unless its entry says less."""
-    if "path" in device:
-        return device.get("size")
-    return given or device.get("size", DEFAULT_DEVICE_BYTES)
+def _absolute(text: str) -> str:
+    """A path on the command line is relative to the working directory; one in a file is absolute."""
+    return text if text.startswith(_NUMA) else str(Path(text).absolute())
+
+
+def _one_device(number: int, device: Mapping[str, Any], given: int | None) -> DeviceSpec:
+    """A flag beats the file's size; an existing device has its own."""
+    attach = device.get("attach", "")
+    on_node = attach.startswith(_NUMA)
+    exists = bool(attach) and not on_node
+    made_bytes = given or device.get("size", DEFAULT_DEVICE_BYTES)
+    return DeviceSpec(
+        serial=device.get("serial", number + 1),
+        size_bytes=device.get("size") if exists else made_bytes,
+        path=attach if exists else None,
+        kind=device.get("kind", "volatile"),
+        numa_node=int(attach.removeprefix(_NUMA)) if on_node else None,
+    )
 
 
 def _refuse_twins(what: str, values: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from emu.errors import TestbedError
 from emu.guest.guest import Guest
-from emu.provision.plan import Device
+from emu.provision.device_plan import Device
 from emu.provision.process import ProcessId
 from emu.provision.steps import Step, step_from_json, step_to_json
 
@@ -147,6 +147,16 @@ class StateDirectory:
     def names(self) -> list[str]:
         """Names of all recorded testbeds, sorted."""
         return sorted(entry.name.removesuffix(".json") for entry in self.path.glob("*.json"))
+
+    def testbeds(self) -> dict[str, tuple[str, ...]]:
+        """Names of all recorded testbeds, each with the paths of its devices (none where its record is unreadable)."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name in self.names():
+            try:
+                found[name] = tuple(device.path for device in self.load(name).devices)
+            except TestbedError:
+                found[name] = ()
+        return found
 
     def load(self, name: str) -> Record:
         """The record of that testbed.

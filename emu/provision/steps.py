@@ -48,13 +48,48 @@ class MakeFile:
 
 @dataclass(frozen=True, slots=True)
 class AllocateDevice:
-    """Make a device file with every page allocated, so that no later write finds the medium full."""
+    """Make a device file with every page allocated, so that no later write finds the medium full.
+
+    Attributes:
+        path: the file.
+        size_bytes: of it.
+        numa_node: where its pages shall lie, None for anywhere.
+    """
+
+    path: str
+    size_bytes: int
+    numa_node: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.numa_node is None else f" on NUMA node {self.numa_node}"
+        return f"allocate {self.path}, {format_size(self.size_bytes)}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class AttachDevice:
+    """Take an existing device for this testbed alone; it is neither resized nor removed.
+
+    Attributes:
+        path: the device, without symbolic links.
+        has_directory: a pool's directory lay beside it before; else one that stores make is removed by down.
+    """
+
+    path: str
+    has_directory: bool
+
+    def __str__(self) -> str:
+        return f"attach {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClearDevice:
+    """Overwrite what an attached device holds, as --overwrite allows."""
 
     path: str
     size_bytes: int
 
     def __str__(self) -> str:
-        return f"allocate {self.path}, {format_size(self.size_bytes)}"
+        return f"overwrite the beginning of {self.path} with zeros"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +198,8 @@ Step: TypeAlias = (
     | MakeDirectory
     | MakeFile
     | AllocateDevice
+    | AttachDevice
+    | ClearDevice
     | MakeScratch
     | StartProcess
     | StartGuest

@@ -271,6 +271,7 @@ def testbed(
     name: str | None = None,
     directory: str | os.PathLike[str] | None = None,
     spec_file: str | os.PathLike[str] | None = None,
+    state: StateDirectory | None = None,
     **flags: Any,
 ) -> Iterator[Testbed]:
     """A testbed for the time of a with block; also what `emu run` uses when none is up.
@@ -280,7 +281,8 @@ def testbed(
         name: its name; by default run-PID.
         directory: where its run directory is made; by default below /dev/shm.
         spec_file: a TOML spec.
-        flags: driver, device_size, hosts, coherence, profile, rdma: as the flags of `emu up`.
+        state: where it is recorded; by default where `emu status` looks.
+        flags: driver, device_size, hosts, coherence, profile, rdma, attach, ...: as the flags of `emu up`.
 
     Raises:
         UserError, HostError, TestbedError: as `emu up`; UserError also for a flag that it has not.
@@ -289,10 +291,10 @@ def testbed(
     for flag in flags:
         if flag not in known:
             raise UserError(f"testbed() has no flag {flag!r}", remedy=did_you_mean(flag, known))
-    state = StateDirectory()
+    state = state or StateDirectory()
     chosen = Flags(cxl_devices=cxl_devices, name=name or _free_name(state), **flags)
     spec = make_spec(chosen, Path(spec_file) if spec_file is not None else None)
-    facts = gather_facts(spec, Path(directory) if directory is not None else None, state.names())
+    facts = gather_facts(spec, Path(directory) if directory is not None else None, state.testbeds())
     runner = Runner(state)
     record = runner.up(make_plan(spec, facts), owner=identify(os.getpid()))
     try:

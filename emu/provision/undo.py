@@ -16,6 +16,7 @@ from emu.provision.steps import (
     DIRECTORY_SUFFIXES,
     AddRdmaLink,
     AllocateDevice,
+    AttachDevice,
     MakeDirectory,
     MakeFile,
     MakeRoot,
@@ -129,6 +130,8 @@ def _undo_step(record: Record, entry: StepRecord, owned: bool, undone: Undone) -
             _remove_made(path, entry, undone)
             if isinstance(step, AllocateDevice):
                 _remove_companions(path, undone)
+        case AttachDevice() if entry.done and not step.has_directory:
+            _release(Path(step.path), undone)
         case MakeScratch() if owned:
             path = Path(step.path)
             with suppress(FileNotFoundError):
@@ -139,10 +142,18 @@ def _undo_step(record: Record, entry: StepRecord, owned: bool, undone: Undone) -
                 _remove_made(created, entry, undone)
                 _remove_companions(created, undone)
         case AddRdmaLink() if entry.made and record.boot_id == process.boot_id():
-            if native_rdma.remove(step):
-                undone.removed.append(step.device)
+            undone.removed += [step.device] if native_rdma.remove(step) else []
         case _:
             pass
+
+
+def _release(device: Path, undone: Undone) -> None:
+    """Remove the directory that stores made beside an attached device, unless somebody still has that pool open."""
+    pids = process.mapping(device)
+    if pids:
+        undone.left.append(f"{device}: process {pids[0]} still maps it; emu did not start it")
+    else:
+        _remove_companions(device, undone)
 
 
 def _remove_root(path: Path) -> None:
