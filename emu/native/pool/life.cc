@@ -115,6 +115,7 @@ bool Participant::expired() { return host_.now_ns() >= deadline_; }
 // fenced since the last of them.
 void Participant::stop(const std::string& why) {
   stopped_ = true;
+  memory_.fence(Site::kFenceStop);
   if (slot_ >= 0) write_identity(kStopped);
   throw Fault{Fault::kExpired, why};
 }

@@ -264,6 +264,7 @@ std::vector<uint8_t> Participant::read_snapshot(int slot, const Checkpoint& whic
   if (which.buffer > 1 || lines > geometry_.snapshot_lines) return {};
   const uint64_t begin = geometry_.snapshot_offset(slot, static_cast<int>(which.buffer));
   memory_.flush(begin, lines * kLine, Site::kDropSnapshot);
+  memory_.fence(Site::kFenceSnapshotRead);
   std::vector<uint8_t> bytes(lines * kPayload);
   for (uint64_t i = 0; i < lines; ++i) {
     Line line;

@@ -42,7 +42,9 @@ enum class Site : int {
   kDropCheckpoints,
   kFenceCheckpoints,
   kDropSnapshot,
+  kFenceSnapshotRead,
   kFlushIdentity,   // who has a slot
+  kFenceStop,
   kDropIdentities,
   kFenceIdentities,
   kCount,

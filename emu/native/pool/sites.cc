@@ -8,7 +8,7 @@ const char* site_name(Site site) {
       "fence ticket", "drop ticket", "fence wait", "drop tail", "fence tail", "drop rest", "fence rest", "check line",
       "check sequence", "fence commit", "flush verdict", "fence verdict", "drop verdicts", "fence verdicts",
       "check verdict", "flush beat", "drop beats", "fence beats", "fence snapshot", "flush checkpoint",
-      "drop checkpoints", "fence checkpoints", "drop snapshot", "flush identity",
+      "drop checkpoints", "fence checkpoints", "drop snapshot", "fence snapshot read", "flush identity", "fence stop",
       "drop identities", "fence identities"};
   static_assert(sizeof kNames / sizeof kNames[0] == static_cast<size_t>(Site::kCount));
   return kNames[static_cast<int>(site)];
