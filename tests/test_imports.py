@@ -40,10 +40,11 @@ MAY_IMPORT = {
     | {"locality"},
     "bench": FOUNDATION | {"_native", "registry", "server", "host_memory"},
     "locality": FOUNDATION | {"suggest", "timing", "_native"},
-    "sim": FOUNDATION | {"suggest", "sac", "locality", "timing", "trace", "_native"},
+    "sim": FOUNDATION | {"suggest", "text_file", "sac", "locality", "timing", "trace", "_native"},
     "testing": set(),
-    "capacity": FOUNDATION | {"sac", "sim"},
-    "calibrate": {"errors", "timing"},
+    "text_file": {"errors"},
+    "capacity": FOUNDATION | {"text_file", "sac", "sim"},
+    "calibrate": {"errors", "text_file", "timing"},
     "study": FOUNDATION | {"suggest", "sac", "sim", "capacity", "locality", "timing"},
 }
 

@@ -17,6 +17,7 @@ from emu import _native
 from emu.bench.measure import Case, Figure, Group, Trial, measure
 from emu.bench.redis_server import get_request, redis_client, reply_value, why_not
 from emu.host_memory import require_free
+from emu.layout import HEADER_BYTES, MetadataLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,6 @@ BLOCK_TOKENS = 64
 REQUEST_BLOCKS = 2048
 """Blocks of a request: 128K tokens."""
 
-_LINE = 64
 _RING_LINES = 1 << 15
 _BYTES_PER_BLOCK = (
     48  # of a state: 44 while a request is reserved (emu/native/pool/operations.cc), and room
@@ -62,7 +62,7 @@ class IndexPool:
         self.hashes = np.random.default_rng(seed).integers(0, 256, (records, 16), np.uint8)
         self._snapshot_lines = records * _BYTES_PER_BLOCK // 48 + 4096
         slots = 2 * hosts
-        nbytes = 4096 + slots * _LINE * (16 + _RING_LINES + 2 * self._snapshot_lines)
+        nbytes = HEADER_BYTES + MetadataLayout(slots, _RING_LINES, self._snapshot_lines).nbytes
         require_free(nbytes + 400 * records, "the index", remedy="choose fewer --records")
         self._memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
         self._slots = slots
@@ -79,7 +79,7 @@ class IndexPool:
             coherent=coherent,
             num_blocks=len(self.hashes),
             block_tokens=BLOCK_TOKENS,
-            meta_offset=4096,
+            meta_offset=HEADER_BYTES,
             slots=self._slots,
             ring_lines=_RING_LINES,
             snapshot_lines=self._snapshot_lines,

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from emu.errors import UserError
+from emu.text_file import read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,7 @@ def read_mlc(path: Path, from_node: int, node: int) -> list[Measured]:
     Raises:
         UserError: the file is no MLC output, or lacks that pair of nodes.
     """
-    lines = _text(path).splitlines()
+    lines = read_text(path).splitlines()
     latency = _matrix(lines, "idle latenc", path, from_node, node)
     bandwidth = _matrix(lines, "bandwidths between nodes", path, from_node, node)
     found = []
@@ -110,7 +111,7 @@ def read_perftest_bandwidth(path: Path) -> list[Measured]:
     Raises:
         UserError: no line of figures.
     """
-    text = _text(path)
+    text = read_text(path)
     rows = _table(path, ("BW average",))
     scale = 0.125 if "BW average[Gb/sec]" in text else _MIB / 1e9
     sized = sorted(rows[1:], key=lambda r: float(r[0]))
@@ -131,7 +132,7 @@ def read_perftest_bandwidth(path: Path) -> list[Measured]:
 
 def _table(path: Path, needed: tuple[str, ...]) -> list[list[str]]:
     """perftest's lines of figures, the header first (its words split at the closing brackets)."""
-    lines = _text(path).splitlines()
+    lines = read_text(path).splitlines()
     for number, line in enumerate(lines):
         if line.strip().startswith("#bytes") and all(name in line for name in needed):
             head = re.findall(r"#\S+|\d+(?:\.\d+)?% \S+|BW \w+\[\S+\]|\S+", line)
@@ -222,16 +223,9 @@ def _line(points: list[tuple[float, float]], row_bytes: float, case: str) -> lis
     ]
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}", remedy="give a text file") from None
-
-
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(_text(path))
+        value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is not JSON: {error}", remedy="give what emu bench --json printed"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from emu.capacity.plan import Compute, Plan, plan
 from emu.errors import UserError
+from emu.text_file import read_text
 from emu.units import parse_size
 
 if TYPE_CHECKING:
@@ -158,12 +159,7 @@ def read_batches(path: Path) -> list[tuple[int, float]]:
     Raises:
         UserError: it cannot be read, a line is bad, or none is good; gives file, line and reason.
     """
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: not a regular file", remedy="give a text file")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}", remedy="give a text file") from None
+    lines = read_text(path).splitlines()
     batches = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].replace(",", " ").split()

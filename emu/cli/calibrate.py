@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date as calendar_date
 from pathlib import Path
@@ -12,13 +11,13 @@ import click
 
 from emu.cli.common import json_option, print_json, print_table
 from emu.errors import UserError
+from emu.text_file import refusing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from emu.calibrate.measured import Measured
 
 _FILE = click.Path(path_type=Path)
+_MEND = "measure again, or mend the row"
 
 
 @click.command("calibrate")
@@ -110,38 +109,24 @@ def _write(out: Path, text: str) -> None:
         new.unlink(missing_ok=True)
 
 
-@contextmanager
-def _undamaged(*paths: Path) -> Iterator[None]:
-    """Refuse what is no file, and what has rows that are cut or numbers that cannot be."""
-    for path in paths:
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path}: not a regular file", remedy="give a measurement's output")
-    try:
-        yield
-    except UserError:
-        raise
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{', '.join(map(str, paths))}: damaged: {error}",
-            remedy="measure again, or mend the row",
-        ) from error
-
-
 def _measured(options: dict[str, Any]) -> list[Measured]:
     from emu.calibrate import measured
 
+    def read_mlc(path: Path) -> list[Measured]:
+        return measured.read_mlc(path, options["from_node"], options["node"])
+
+    readers = (
+        ("mlc", read_mlc),
+        ("ib_read_lat", measured.read_perftest_latency),
+        ("ib_read_bw", measured.read_perftest_bandwidth),
+    )
     found: list[Measured] = []
-    for path in options["mlc"]:
-        with _undamaged(path):
-            found += measured.read_mlc(path, options["from_node"], options["node"])
-    for path in options["ib_read_lat"]:
-        with _undamaged(path):
-            found += measured.read_perftest_latency(path)
-    for path in options["ib_read_bw"]:
-        with _undamaged(path):
-            found += measured.read_perftest_bandwidth(path)
+    for option, read in readers:
+        for path in options[option]:
+            with refusing(f"{path}: damaged", _MEND):
+                found += read(path)
     if options["sparse"]:
-        with _undamaged(*options["sparse"]):
+        with refusing(f"{', '.join(map(str, options['sparse']))}: damaged", _MEND):
             found += measured.read_sparse(list(options["sparse"]), options["case"])
     if not found:
         raise UserError(

@@ -12,7 +12,7 @@ from emu.cli.common import json_option, print_json, print_table
 from emu.cli.options import SIZE, Finite
 
 if TYPE_CHECKING:
-    from emu.capacity.plan import Plan
+    from emu.capacity.plan import Compute, Demand, Machine, Plan
     from emu.capacity.sweep import Cell
 
 
@@ -100,43 +100,15 @@ if TYPE_CHECKING:
 @json_option
 def command(**options: Any) -> None:
     """How large a batch fits, how long its step takes, and what to buy first (XM-Sparse's closed form)."""
-    from emu.capacity.plan import Compute, Demand, Machine, plan
-    from emu.capacity.sweep import (
-        distribution,
-        gains,
-        parse_external,
-        parse_sweep,
-        read_batches,
-        sweep,
-    )
-    from emu.sim.models import check_context, check_top_k, model_shape
+    from emu.capacity.plan import plan
+    from emu.capacity.sweep import distribution, gains, parse_sweep, read_batches, sweep
 
-    shape = model_shape(options["model"])
-    check_top_k(options["top_k"], options["context"])
-    check_context(shape, options["context"])
-    compute = Compute(
-        **{name: options[name] for name in ("efficiency", "base_ms", "request_ms") if options[name]}
-    )
-    machine = Machine(
-        options["gpus"],
-        options["hbm"],
-        parse_external(options["capacity"]),
-        options["bandwidth"],
-        options["node_bandwidth"],
-    )
-    demand = Demand(
-        shape,
-        options["context"],
-        options["miss"],
-        options["hot_buffer"],
-        options["top_k"] or 0,
-        options["kv_dtype"],
-    )
+    machine, demand, compute = _inputs(options)
     made = plan(machine, demand, compute, options["batch"] or 0)
     found = gains(machine, demand, compute, options["batch"] or 0)
     result: dict[str, Any] = {
         **asdict(made),
-        "model": shape.name,
+        "model": demand.shape.name,
         "demand": {
             name: getattr(demand, name)
             for name in ("context", "miss", "hot_buffer", "selected", "kv_dtype")
@@ -164,6 +136,35 @@ def command(**options: Any) -> None:
         _show_distribution(result["distribution"], made.batch_max)
     if cells:
         _show_map(cells)
+
+
+def _inputs(options: dict[str, Any]) -> tuple[Machine, Demand, Compute]:
+    from emu.capacity.plan import Compute, Demand, Machine
+    from emu.capacity.sweep import parse_external
+    from emu.sim.models import check_context, check_top_k, model_shape
+
+    shape = model_shape(options["model"])
+    check_top_k(options["top_k"], options["context"])
+    check_context(shape, options["context"])
+    compute = Compute(
+        **{name: options[name] for name in ("efficiency", "base_ms", "request_ms") if options[name]}
+    )
+    machine = Machine(
+        options["gpus"],
+        options["hbm"],
+        parse_external(options["capacity"]),
+        options["bandwidth"],
+        options["node_bandwidth"],
+    )
+    demand = Demand(
+        shape,
+        options["context"],
+        options["miss"],
+        options["hot_buffer"],
+        options["top_k"] or 0,
+        options["kv_dtype"],
+    )
+    return machine, demand, compute
 
 
 def _show_inputs(result: dict[str, Any]) -> None:

@@ -156,13 +156,15 @@ from emu.units import format_size
 @json_option
 def command(**options: Any) -> None:
     """Simulate prefill, pool reads and write-back at scale: the engine, profiles and rules of `emu run`."""
+    from emu.sac.designs import parse_designs
     from emu.sim.command import notes, run_designs, setting
 
     if options["dry_run"]:
         _dry_run(options)
         return
-    spec, _ = setting(options)
-    runs = run_designs(options, progress)
+    designs = parse_designs(options["backend"])
+    spec, workload = setting(options)
+    runs = run_designs(spec, workload, designs, progress)
     if options["out"] is not None:
         out = make_directory(options["out"])
         (out / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
@@ -170,7 +172,7 @@ def command(**options: Any) -> None:
         print_json({"runs": runs})
     else:
         _table(runs)
-        for note in notes(spec, [run["backend"] for run in runs]):
+        for note in notes(spec, designs):
             click.echo(f"note: {note}")
 
 

@@ -18,6 +18,7 @@ from emu.errors import MediumError, UserError
 from emu.layout import HEADER_BYTES
 from emu.pool.header import MAGIC, VERSION
 from emu.pool.medium import MappedMemory
+from emu.pool.records import STATES
 from emu.pool.shared_opening import check_sizes, machine_lock, native_pool, read_header
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from emu.pool.header import Header
     from emu.store import Rows
 
-_STAGES = ("reserved", "published", "deleted")
 _SEATS = ("free", "taken", "quarantined")
 
 
@@ -243,7 +243,7 @@ def _inspection(path: str, header: Header, pool: _native.SharedPool) -> Inspecti
         Request(
             generation,
             key,
-            _STAGES[stage],
+            STATES[stage],
             prompt,
             tokens,
             shared,

@@ -11,6 +11,9 @@ from emu.pool.space import unpack_blocks
 if TYPE_CHECKING:
     import sqlite3
 
+STATES = ("reserved", "published", "deleted")
+"""Of a request, by the number that the core gives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -29,7 +32,7 @@ class Entry:
     Attributes:
         generation: its number, never used twice.
         key: its key.
-        state: "reserved", "published" or "deleted".
+        state: one of STATES.
         prompt_tokens: tokens of the prompt's blocks.
         num_tokens: tokens written as of the last publish.
         append_tokens: tokens that may follow the prompt.

@@ -18,7 +18,7 @@ from emu.errors import (
     UserError,
 )
 from emu.layout import POOL_SLOTS
-from emu.pool.records import Entry, Lease, Wanted
+from emu.pool.records import STATES, Entry, Lease, Wanted
 from emu.pool.shared_opening import machine_lock, native_pool, open_shared
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 MIN_EXPIRY_S, MAX_EXPIRY_S = 0.1, 86400.0  # a heartbeat is a twentieth
 
-_STATES = ("reserved", "published", "deleted")
 _NativeEntry = tuple[int, int, int, int, int, int, int, list[int]]
 
 
@@ -288,7 +287,7 @@ def _lease(key: str, native: _NativeEntry) -> Lease:
         Entry(
             generation=generation,
             key=key,
-            state=_STATES[state],
+            state=STATES[state],
             prompt_tokens=prompt_tokens,
             num_tokens=num_tokens,
             append_tokens=append_tokens,

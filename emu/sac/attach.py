@@ -66,9 +66,8 @@ class Attacher:
         record = Record(plan.number, self._clock.now_ns, self._clock.modelled_ns)
         if self._spec.round == 1:
             yield from self._prefill(delivery, record)
-        if (
-            turn is not None and not turn.fired
-        ):  # a wait, even for nothing, would miss a step that begins now
+        # A wait, even for nothing, would miss a step that begins now.
+        if turn is not None and not turn.fired:
             yield turn
         started_ns = self._clock.modelled_ns
         pool = self._context.pool(plan)

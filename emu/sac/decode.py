@@ -60,9 +60,8 @@ class DecodeGpu:
         self._context, self._clock = context, context.clock
         self._attacher, self._finish = attacher, finish
         self._waiting = deque(deliveries)
-        self._arrived: dict[
-            int, tuple[int, int]
-        ] = {}  # closed loop: since when a place was there, by request
+        # Closed loop: since when there was a place, by request.
+        self._arrived: dict[int, tuple[int, int]] = {}
         self._attaching = 0
         self._active: list[Sequence] = []
         self._wake: Signal | None = None
@@ -112,9 +111,10 @@ class DecodeGpu:
 
         In a closed loop a request arrives when there is a place for it, be there memory or not.
         """
-        now = (self._clock.now_ns, self._clock.modelled_ns)
-        for delivery in islice(self._waiting, len(self._free_places)):
-            self._arrived.setdefault(delivery.plan.number, now)
+        if self._context.spec.arrivals == "closed":
+            now = (self._clock.now_ns, self._clock.modelled_ns)
+            for delivery in islice(self._waiting, len(self._free_places)):
+                self._arrived.setdefault(delivery.plan.number, now)
         while self._waiting and self._free_places:
             delivery = self._waiting[0]
             need = self._hbm_bytes(delivery.plan)
@@ -137,11 +137,10 @@ class DecodeGpu:
         self._copied = copied
         sequence = yield from self._attacher.attach(delivery, place, self._step.hot, turn)
         copied.fire()
-        record = sequence.record
-        if self._context.spec.arrivals == "trace":
-            record.arrival_ns = record.modelled_arrival_ns = arrival_ns
-        else:
-            record.arrival_ns, record.modelled_arrival_ns = self._arrived.pop(delivery.plan.number)
+        record, at_its_time = sequence.record, (arrival_ns, arrival_ns)
+        record.arrival_ns, record.modelled_arrival_ns = self._arrived.pop(
+            delivery.plan.number, at_its_time
+        )
         self._attaching -= 1
         self._active.append(sequence)
         self.wake()

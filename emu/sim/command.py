@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from emu.errors import UserError
 from emu.locality.model import LocalityModel
-from emu.sac.designs import parse_designs
 from emu.sac.plan import RunSpec
 from emu.sim.figures import figures
 from emu.sim.models import check_context, check_top_k, model_shape
@@ -17,22 +16,20 @@ from emu.trace.read import read_trace
 from emu.trace.shape import shape as shape_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from emu.sac.designs import Design
     from emu.sim.models import ModelShape
 
 
 def run_designs(
-    options: dict[str, Any], progress: Callable[[str], None] = lambda _: None
+    spec: SimSpec, workload: Workload, designs: Sequence[Design], progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Simulate every design of the options; the entries of "runs".
+    """Simulate every design; the entries of "runs".
 
     Raises:
-        UserError: options or a trace that cannot be right.
+        UserError: a request that no GPU, or the host, can hold.
     """
-    designs = parse_designs(options["backend"])
-    spec, workload = setting(options)
     runs = []
     for design in designs:
         progress(f"simulate {design.name}")
@@ -93,7 +90,7 @@ def setting(options: dict[str, Any]) -> tuple[SimSpec, Workload]:
     return spec, workload
 
 
-def notes(spec: SimSpec, designs: Iterable[str]) -> list[str]:
+def notes(spec: SimSpec, designs: Sequence[Design]) -> list[str]:
     """What the user should know of the choices made, a line each."""
     profile, run = load_system(spec.run.profile), spec.run
     found = []
@@ -101,7 +98,7 @@ def notes(spec: SimSpec, designs: Iterable[str]) -> list[str]:
         found.append(f"{profile.name} has {profile.gpus.value:g} GPUs, more are modelled")
     if run.devices > profile.devices.value:
         found.append(f"{profile.name} has {profile.devices.value:g} CXL devices, more are modelled")
-    if not spec.prefetch_stalls and "rdma" in designs:
+    if not spec.prefetch_stalls and any(design.prefetch_path for design in designs):
         found.append(
             "decode goes on while a request is prefetched over RDMA; SAC's figures need --prefetch-stalls"
         )

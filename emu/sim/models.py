@@ -12,6 +12,7 @@ from emu.errors import UserError
 from emu.layout import Component, KVLayout
 from emu.sac.row_format import index_row_bytes, kv_row_bytes
 from emu.suggest import unknown
+from emu.text_file import refusing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -145,15 +146,10 @@ def model_shape(name: str) -> ModelShape:
 
 
 def _shape_in(path: Path) -> ModelShape:
-    try:
+    with refusing(
+        f"{path}: a field of another type or size", "give the config.json of a DSA model"
+    ):
         return shape_of_config(_read(path), str(path))
-    except UserError:
-        raise
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path}: a field of another type or size: {error}",
-            remedy="give the config.json of a DSA model",
-        ) from error
 
 
 def check_context(shape: ModelShape, context: int) -> None:

@@ -118,21 +118,14 @@ def _file(name: str, kind: str, names: list[str], folder: Path | None = None) ->
 
 
 def _with_base(table: dict[str, Any], file: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    _name_media(table, file)
     base = table.pop("base", None)
     if base is None:
-        _name_media(table, file)
         return table
     if not isinstance(base, str) or file in seen:
         raise UserError(f"{file}: base {base!r} is no other profile", remedy="name a profile")
     base_file = _file(base, "system", system_names(), file.parent)
-    whole = _with_base(read_toml(base_file, "profile"), base_file, (*seen, file))
-    _name_media(table, file)
-    links, changed = whole.get("link"), table.get("link")
-    if isinstance(links, dict) and isinstance(changed, dict):
-        for name in links.keys() & changed.keys():
-            if isinstance(changed[name], dict) and "media" in changed[name]:
-                links[name] = {"per": links[name].get("per")}
-    return _merged(whole, table)
+    return _merged(_with_base(read_toml(base_file, "profile"), base_file, (*seen, file)), table)
 
 
 def _name_media(table: dict[str, Any], file: Path) -> None:
@@ -144,7 +137,8 @@ def _name_media(table: dict[str, Any], file: Path) -> None:
 
 
 def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    out = dict(base)
+    # A link of another medium takes that one's numbers: of the base's it keeps how many there are of it.
+    out = {key: base[key] for key in base if key == "per"} if "media" in change else dict(base)
     for key, value in change.items():
         old = out.get(key)
         out[key] = _merged(old, value) if _is_section(old) and _is_section(value) else value
